@@ -1,0 +1,63 @@
+"""Small frozen descriptions that several packages read. None of them needs torch."""
+
+import msgspec
+
+
+class RopeScaling(msgspec.Struct, frozen=True):
+    """Rotary-embedding scaling as in Hugging Face configurations. ``kind``: "none", "linear", "llama3" or "yarn"."""
+
+    kind: str = "none"
+    factor: float = 1.0
+    low_freq_factor: float = 1.0
+    high_freq_factor: float = 4.0
+    original_max_len: int = 0
+    attention_factor: float | None = None
+    beta_fast: float = 32.0
+    beta_slow: float = 1.0
+
+
+class ModelSpec(msgspec.Struct, frozen=True):
+    """Everything about a decoder's shape. Sizes in elements."""
+
+    architecture: str  # Hugging Face's class name, e.g. "LlamaForCausalLM"
+    num_layers: int
+    hidden_size: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    ffn_size: int
+    vocab_size: int
+    max_len: int  # longest sequence it was trained for
+    norm_eps: float = 1e-5
+    rope_theta: float = 10000.0
+    rope_scaling: RopeScaling = RopeScaling()
+    tied_embeddings: bool = False
+    qkv_bias: bool = False
+    qk_norm: bool = False  # RMSNorm over each head of q and k (Qwen3)
+    attn_bias: bool = False  # bias of the output projection
+    mlp_bias: bool = False
+    sliding_window: int | None = None  # tokens a query sees, itself included; None: all
+    eos_ids: tuple[int, ...] = ()
+    bos_id: int | None = None
+
+    @property
+    def kv_bytes_per_token(self) -> int:
+        """Of float32 KV over all layers; scale by dtype size / 4."""
+        return self.num_layers * 2 * self.num_kv_heads * self.head_dim * 4
+
+
+class PoolSpec(msgspec.Struct, frozen=True):
+    """The sizes of a pool's arrays (see ``base.batch`` for the token store and block table).
+
+    KV array: ``[num_layers, 2, num_blocks, block_size, num_kv_heads, head_dim]``; index 0 of the second axis is K.
+    """
+
+    num_blocks: int
+    block_size: int
+    max_num_seqs: int
+    max_model_len: int
+    kv_dtype: str = "float32"
+
+    @property
+    def max_blocks_per_seq(self) -> int:
+        return -(-(self.max_model_len + 1) // self.block_size)

@@ -1,0 +1,35 @@
+"""A reading of the engine, for /metrics, /admin and people."""
+
+import msgspec
+
+
+class LaneStats(msgspec.Struct):
+    """Totals since the engine's start."""
+
+    alive: bool = False
+    phases: str = ""  # of the current mode: "P", "D", "PD", or "" when the mode does not use it
+    share: float = 1.0
+    busy_seconds: float = 0.0
+    batches: int = 0
+    prefill_tokens: int = 0
+    decode_tokens: int = 0
+    restarts: int = 0
+    inflight: int = 0
+
+
+class Stats(msgspec.Struct):
+    mode: str = ""
+    waiting: int = 0
+    prefilling: int = 0
+    decoding: int = 0
+    blocks_total: int = 0
+    blocks_free: int = 0
+    blocks_cached: int = 0  # hold a cached prefix that no request is using now
+    blocks_used: int = 0
+    prefix_queries_tokens: int = 0
+    prefix_hits_tokens: int = 0
+    handovers: int = 0  # requests whose decode moved to another lane than their prefill
+    handover_copied_bytes: int = 0
+    preemptions: int = 0
+    finished: dict[str, int] = {}  # by finish reason
+    lanes: dict[str, LaneStats] = {}

@@ -1,0 +1,1 @@
+"""The core: events in, actions out; no clock, no I/O, no torch."""

@@ -1,0 +1,1 @@
+"""Dividing a device's compute and holding its memory."""

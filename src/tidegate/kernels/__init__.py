@@ -1,0 +1,1 @@
+"""Attention and the small kernels, one backend a file."""

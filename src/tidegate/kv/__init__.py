@@ -1,0 +1,1 @@
+"""KV blocks, the prefix cache, and later the tiers below them."""

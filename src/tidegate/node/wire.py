@@ -1,0 +1,246 @@
+"""Everything that crosses a process boundary: typed records, msgpack-coded, in length-prefixed frames.
+
+    server process  ── Submit, Abort, Ask, Shutdown ──▶  node process (core, pool)
+                    ◀── Progress, Ready, Outputs, Reply, Fatal ──
+    node process    ── LaneInit, RunBatch, StopLane ──▶  lane process (one for each lane)
+                    ◀── LaneUp, LaneResult, LaneFailure ──
+
+A frame is a 4-byte little-endian length and that many bytes of msgpack. Nothing is ever pickled, and no message
+names code. This module imports neither torch nor the core, so the server can use it.
+"""
+
+import asyncio
+import collections
+import socket
+import struct
+from typing import Any
+
+import msgspec
+
+from tidegate.base.batch import Batch, BatchResult
+from tidegate.base.request import Output, RequestSpec
+from tidegate.base.specs import ModelSpec, PoolSpec
+from tidegate.base.stats import Stats
+
+_LENGTH = struct.Struct("<I")
+MAX_FRAME_BYTES = 1 << 30
+
+
+# ---- server → node
+
+
+class Submit(msgspec.Struct, tag="submit"):
+    request: RequestSpec
+
+
+class Abort(msgspec.Struct, tag="abort"):
+    request_id: str
+
+
+class Ask(msgspec.Struct, tag="ask"):
+    """A question or an order that is answered by one Reply with the same ``seq``.
+
+    Exactly one field besides ``seq`` is set; with none it asks for the statistics only.
+    """
+
+    seq: int
+    mode: str | None = None
+    shares: dict[str, float] | None = None
+    reset_prefix_cache: bool = False
+
+
+class Shutdown(msgspec.Struct, tag="shutdown"):
+    """End all lanes and exit with status 0. Requests still running end as aborted."""
+
+
+ToNode = Submit | Abort | Ask | Shutdown
+
+
+# ---- node → server
+
+
+class Progress(msgspec.Struct, tag="progress"):
+    """``fraction`` of a start-up stage that is done, 0 to 1."""
+
+    stage: str
+    fraction: float
+
+
+class EngineInfo(msgspec.Struct, frozen=True):
+    """What the server needs to know of the engine that it fronts."""
+
+    model: ModelSpec
+    pool: PoolSpec
+    mode: str
+    modes: list[str]
+    max_model_len: int
+    weight_bytes: int
+    kv_bytes: int
+    device: str  # for people: "cpu, 2 cores"
+    sharing: str  # for people: "core sets"
+    start_seconds: float
+    lane_pids: dict[str, int]
+
+
+class Ready(msgspec.Struct, tag="ready"):
+    info: EngineInfo
+
+
+class Outputs(msgspec.Struct, tag="outputs"):
+    outputs: list[Output]
+
+
+class Reply(msgspec.Struct, tag="reply"):
+    """``error`` is empty when the order was carried out."""
+
+    seq: int
+    stats: Stats
+    error: str = ""
+
+
+class Fatal(msgspec.Struct, tag="fatal"):
+    """The node can't go on, and exits. ``config``: the user's settings are to blame (exit code 2)."""
+
+    reason: str
+    config: bool = False
+
+
+FromNode = Progress | Ready | Outputs | Reply | Fatal
+
+
+# ---- node → lane
+
+
+class Region(msgspec.Struct, frozen=True):
+    """A tensor inside the shared memory of a pool."""
+
+    name: str
+    dtype: str
+    shape: list[int]
+    offset_bytes: int
+
+
+class LaneInit(msgspec.Struct, tag="lane_init"):
+    """``regions`` lie in the memory file whose descriptor the process was started with."""
+
+    lane: str
+    model: ModelSpec
+    pool: PoolSpec
+    regions: list[Region]
+    shared_bytes: int
+    shares: dict[str, float]
+
+
+class RunBatch(msgspec.Struct, tag="run"):
+    batch: Batch
+
+
+class StopLane(msgspec.Struct, tag="stop"):
+    pass
+
+
+ToLane = LaneInit | RunBatch | StopLane
+
+
+# ---- lane → node
+
+
+class LaneUp(msgspec.Struct, tag="up"):
+    lane: str
+
+
+class LaneResult(msgspec.Struct, tag="result"):
+    result: BatchResult
+
+
+class LaneFailure(msgspec.Struct, tag="failure"):
+    batch_id: int
+    reason: str
+
+
+FromLane = LaneUp | LaneResult | LaneFailure
+
+
+# ---- framing
+
+
+def pack(message: Any) -> bytes:
+    body = msgspec.msgpack.encode(message)
+    return _LENGTH.pack(len(body)) + body
+
+
+class Channel:
+    """Framed messages over a connected stream socket, for a process that waits in a selector or blocks.
+
+    The socket is non-blocking for reads through ``receive`` and buffers what can't be sent at once:
+    register for writing while ``wants_write``.
+    """
+
+    def __init__(self, sock: socket.socket, decode_type: Any) -> None:
+        sock.setblocking(False)
+        self.sock = sock
+        self._decoder = msgspec.msgpack.Decoder(decode_type)
+        self._unread = bytearray()
+        self._unsent: collections.deque[memoryview] = collections.deque()
+
+    def fileno(self) -> int:
+        return self.sock.fileno()
+
+    @property
+    def wants_write(self) -> bool:
+        return bool(self._unsent)
+
+    def send(self, message: Any) -> None:
+        """Sends, or queues what the socket does not take now. A closed peer is noticed by ``receive``."""
+        self._unsent.append(memoryview(pack(message)))
+        self.flush()
+
+    def flush(self) -> None:
+        try:
+            while self._unsent:
+                head = self._unsent[0]
+                sent = self.sock.send(head)
+                if sent == len(head):
+                    self._unsent.popleft()
+                else:
+                    self._unsent[0] = head[sent:]
+        except BlockingIOError:
+            pass
+        except OSError:
+            self._unsent.clear()
+
+    def receive(self) -> tuple[list[Any], bool]:
+        """All whole messages that have come, and whether the peer has closed. Never blocks."""
+        closed = False
+        while True:
+            try:
+                chunk = self.sock.recv(1 << 18)
+            except BlockingIOError:
+                break
+            except OSError:
+                closed = True
+                break
+            if not chunk:
+                closed = True
+                break
+            self._unread += chunk
+        messages = []
+        start, have = 0, len(self._unread)
+        while have - start >= 4:
+            (length,) = _LENGTH.unpack_from(self._unread, start)
+            if have - start - 4 < length:
+                break
+            messages.append(self._decoder.decode(memoryview(self._unread)[start + 4 : start + 4 + length]))
+            start += 4 + length
+        if start:
+            del self._unread[:start]
+        return messages, closed
+
+    def close(self) -> None:
+        self.sock.close()
+
+
+async def read_message(reader: asyncio.StreamReader, decoder: msgspec.msgpack.Decoder[Any]) -> Any:
+    """The next message of a stream, for asyncio users. Raises ``asyncio.IncompleteReadError`` at its end."""
+    (length,) = _LENGTH.unpack(await reader.readexactly(4))
+    return decoder.decode(await reader.readexactly(length))

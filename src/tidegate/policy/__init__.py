@@ -1,0 +1,1 @@
+"""One file per batch rule, and the table of modes."""

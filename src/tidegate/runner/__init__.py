@@ -1,0 +1,1 @@
+"""Runs one batch: inputs, model, sampler."""

@@ -1,0 +1,1 @@
+"""Latency: what it is measured as, predicted by, and controlled with."""
