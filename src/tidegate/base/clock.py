@@ -1,7 +1,7 @@
 """The only module that reads a clock. Everything else takes ``now`` as an argument.
 
-    now_s()      seconds, monotonic: what the core, the lanes and all durations use
-    wall_s()     seconds since the epoch: for people (the ``created`` field, log lines)
+now_s()      seconds, monotonic: what the core, the lanes and all durations use
+wall_s()     seconds since the epoch: for people (the ``created`` field, log lines)
 """
 
 import time

@@ -24,14 +24,6 @@ class BatchDone(msgspec.Struct, frozen=True, tag="batch_done"):
     result: BatchResult
 
 
-class BatchFailed(msgspec.Struct, frozen=True, tag="batch_failed"):
-    """The lane lives, but could not run this batch; nothing it wrote counts."""
-
-    lane: str
-    batch_id: int
-    reason: str
-
-
 class LaneReady(msgspec.Struct, frozen=True, tag="lane_ready"):
     """A lane started, or started again: it holds nothing from before."""
 
@@ -39,7 +31,7 @@ class LaneReady(msgspec.Struct, frozen=True, tag="lane_ready"):
 
 
 class LaneLost(msgspec.Struct, frozen=True, tag="lane_lost"):
-    """A lane's process ended. Whatever it had in flight did not happen."""
+    """A lane ended, by itself or killed. Whatever it had in flight did not happen."""
 
     lane: str
     reason: str
@@ -70,9 +62,8 @@ class Tick(msgspec.Struct, frozen=True, tag="tick"):
     """Time passed; nothing else happened."""
 
 
-Event = (
-    Arrived | Aborted | BatchDone | BatchFailed | LaneReady | LaneLost | LaneGone | ModeSet | SharesSet | CacheReset | Tick
-)
+Lanewise = BatchDone | LaneReady | LaneLost | LaneGone
+Event = Arrived | Aborted | Lanewise | ModeSet | SharesSet | CacheReset | Tick
 
 
 class Launch(msgspec.Struct, frozen=True, tag="launch"):

@@ -61,3 +61,12 @@ class PoolSpec(msgspec.Struct, frozen=True):
     @property
     def max_blocks_per_seq(self) -> int:
         return -(-(self.max_model_len + 1) // self.block_size)
+
+
+class Region(msgspec.Struct, frozen=True):
+    """A tensor's place in the memory file of a pool. ``dtype`` is torch's name: "float32"."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    offset_bytes: int

@@ -1,6 +1,6 @@
 """Everything that crosses a process boundary: typed records, msgpack-coded, in length-prefixed frames.
 
-    server process  ── Submit, Abort, Ask, Shutdown ──▶  node process (core, pool)
+    server process  ── NodeInit, Submit, Abort, Ask, Shutdown ──▶  node process (core, pool)
                     ◀── Progress, Ready, Outputs, Reply, Fatal ──
     node process    ── LaneInit, RunBatch, StopLane ──▶  lane process (one for each lane)
                     ◀── LaneUp, LaneResult, LaneFailure ──
@@ -19,14 +19,21 @@ import msgspec
 
 from tidegate.base.batch import Batch, BatchResult
 from tidegate.base.request import Output, RequestSpec
-from tidegate.base.specs import ModelSpec, PoolSpec
+from tidegate.base.specs import ModelSpec, PoolSpec, Region
 from tidegate.base.stats import Stats
+from tidegate.node.config import EngineConfig
 
 _LENGTH = struct.Struct("<I")
 MAX_FRAME_BYTES = 1 << 30
 
 
 # ---- server → node
+
+
+class NodeInit(msgspec.Struct, tag="init"):
+    """The first message of all."""
+
+    config: EngineConfig
 
 
 class Submit(msgspec.Struct, tag="submit"):
@@ -53,7 +60,7 @@ class Shutdown(msgspec.Struct, tag="shutdown"):
     """End all lanes and exit with status 0. Requests still running end as aborted."""
 
 
-ToNode = Submit | Abort | Ask | Shutdown
+ToNode = NodeInit | Submit | Abort | Ask | Shutdown
 
 
 # ---- node → server
@@ -111,15 +118,6 @@ FromNode = Progress | Ready | Outputs | Reply | Fatal
 # ---- node → lane
 
 
-class Region(msgspec.Struct, frozen=True):
-    """A tensor inside the shared memory of a pool."""
-
-    name: str
-    dtype: str
-    shape: list[int]
-    offset_bytes: int
-
-
 class LaneInit(msgspec.Struct, tag="lane_init"):
     """``regions`` lie in the memory file whose descriptor the process was started with."""
 
@@ -128,7 +126,7 @@ class LaneInit(msgspec.Struct, tag="lane_init"):
     pool: PoolSpec
     regions: list[Region]
     shared_bytes: int
-    shares: dict[str, float]
+    cores: tuple[int, ...]  # that the lanes divide among themselves
 
 
 class RunBatch(msgspec.Struct, tag="run"):
@@ -154,7 +152,8 @@ class LaneResult(msgspec.Struct, tag="result"):
 
 
 class LaneFailure(msgspec.Struct, tag="failure"):
-    batch_id: int
+    """The lane's last words before it ends itself: it could not run a batch, or not start."""
+
     reason: str
 
 

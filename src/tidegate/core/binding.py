@@ -1,0 +1,161 @@
+"""From a rule's plan to a batch: who is in it is fixed here, blocks are allocated here, nowhere else."""
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from tidegate.base.batch import Batch, Slice, SlotSetup, TableUpdate
+from tidegate.core.lanes import Flight, Lane, PrefillRow
+from tidegate.core.queues import Queues
+from tidegate.core.request import Request, State
+from tidegate.core.residency import Residency
+from tidegate.policy.rule import Plan
+
+
+class Totals:
+    """What happened since the start, for statistics."""
+
+    def __init__(self) -> None:
+        self.handovers = 0
+        self.preemptions = 0
+
+
+class LaneView:
+    """The queues as one lane may use them (``policy.rule.View``). A request with work in flight belongs to the lane
+    that has it until that is acknowledged."""
+
+    def __init__(self, lane: Lane, queues: Queues, residency: Residency) -> None:
+        self._lane = lane
+        self._queues = queues
+        self._residency = residency
+
+    def prefills(self) -> Iterator[Request]:
+        queues, lane = self._queues, self._lane
+        started = [r for r in queues.prefilling.values() if r.remaining and (not r.in_flight or r.lane is lane)]
+        started.sort(key=lambda r: r.order_key)
+        blocked = False
+        for request in started:
+            while not blocked and queues.waiting and queues.waiting[0].order_key < request.order_key:
+                admitted = self._admit()
+                if admitted is not None:
+                    yield admitted
+                blocked = admitted is None
+            yield request
+        while not blocked and queues.waiting:
+            admitted = self._admit()
+            if admitted is not None:
+                yield admitted
+            blocked = admitted is None
+
+    def decodes(self) -> list[Request]:
+        lane = self._lane
+        return [
+            r
+            for r in self._queues.decoding.values()
+            if not r.in_flight or (r.lane is lane and len(r.tokens) + r.in_flight < r.limit)
+        ]
+
+    def _admit(self) -> Request | None:
+        """The first waiting request, admitted; None if it has to wait (nobody behind it is let past)."""
+        request = self._queues.waiting[0]
+        if not self._residency.admit(request):
+            return None
+        self._queues.dequeue(request)
+        request.admit()
+        self._queues.prefilling[request.id] = request
+        return request
+
+
+class Bound(NamedTuple):
+    batch: Batch
+    flight: Flight
+
+
+class Binder:
+    def __init__(self, queues: Queues, residency: Residency) -> None:
+        self._queues = queues
+        self._residency = residency
+        self._next_batch_id = 0
+        self.totals = Totals()
+
+    def bind(self, lane: Lane, plan: Plan) -> Bound | None:
+        """The batch for a plan, with ``share`` still to be set; None if nobody in the plan can run now."""
+        tables: list[TableUpdate] = []
+        setups: list[SlotSetup] = []
+        decodes: list[Request] = []
+        slots: list[int] = []
+        positions: list[int] = []
+        for r in plan.decodes:
+            if r.state is not State.DECODING:
+                continue  # preempted for a row above
+            position = len(r.tokens) - 1 + r.in_flight
+            if position >= r.capacity and not self._make_room(r):
+                continue
+            if r.tabled < len(r.blocks):
+                tables.append(_table_update(r))
+            if r.lane is not lane:
+                setups.append(self._move(r, lane))
+            if r.prefill_lane is not None:
+                self.totals.handovers += r.prefill_lane != lane.name
+                r.prefill_lane = None
+            r.in_flight += 1
+            decodes.append(r)
+            slots.append(r.slot)
+            positions.append(position)
+        slices: list[Slice] = []
+        prefills: list[PrefillRow] = []
+        prefill_tokens = 0
+        for r, count in plan.prefills:
+            if r.state is not State.PREFILLING:
+                continue
+            if r.tabled < len(r.blocks):
+                tables.append(_table_update(r))
+            if r.lane is not lane:
+                setups.append(self._move(r, lane))
+            start, end = r.launched, r.launched + count
+            samples = end == len(r.tokens)
+            history = r.tokens[:start] if start == r.skipped > 0 and r.spec.sampling.needs_history else None
+            slices.append(Slice(r.slot, start, r.tokens[start:end], samples, history))
+            prefills.append(PrefillRow(r, end, samples))
+            r.launched = end
+            r.in_flight += 1
+            r.prefill_lane = lane.name
+            prefill_tokens += count
+        if not slices and not decodes:
+            return None
+        batch = Batch(self._next_batch_id, 1.0, slices, slots, positions, tables, setups)
+        self._next_batch_id += 1
+        return Bound(batch, Flight(batch.id, 1.0, prefills, decodes, prefill_tokens))
+
+    def preempt(self, request: Request) -> None:
+        """Takes an idle request off the device; it will be computed again when there is room."""
+        del (self._queues.prefilling if request.state is State.PREFILLING else self._queues.decoding)[request.id]
+        self._residency.release(request)
+        request.preempt()
+        self._queues.enqueue(request)
+        self.totals.preemptions += 1
+
+    def _make_room(self, request: Request) -> bool:
+        """One more block for ``request``, at the cost of the idle resident that came last.
+
+        That may be ``request`` itself. The one that came first is never the victim, so somebody always advances.
+        """
+        while not self._residency.grow(request):
+            idle = [r for r in self._queues.admitted() if not r.in_flight]
+            if not idle:
+                return False  # all others are in flight; what they hold comes back when they are acknowledged
+            victim = max(idle, key=lambda r: (r.spec.priority, r.seq))
+            self.preempt(victim)
+            if victim is request:
+                return False
+        return True
+
+    def _move(self, request: Request, lane: Lane) -> SlotSetup:
+        """From now on ``lane`` computes for this request: tell it how to sample. Its KV stays where it is."""
+        request.lane = lane
+        return SlotSetup(request.slot, len(request.spec.prompt), request.spec.sampling)
+
+
+def _table_update(request: Request) -> TableUpdate:
+    update = TableUpdate(request.slot, request.tabled, request.blocks[request.tabled :])
+    request.tabled = len(request.blocks)
+    return update

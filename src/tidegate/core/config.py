@@ -1,0 +1,49 @@
+"""The core's own settings."""
+
+import msgspec
+
+from tidegate.base.errors import ConfigError
+from tidegate.policy.modes import MODES
+from tidegate.policy.order import ORDERS
+
+
+class CoreConfig(msgspec.Struct, frozen=True):
+    num_blocks: int
+    block_size: int
+    max_num_seqs: int
+    max_model_len: int
+    vocab_size: int
+    max_num_batched_tokens: int
+    mode: str = "semi"
+    shares: dict[str, float] = msgspec.field(default_factory=lambda: {"P": 0.5, "D": 0.5})
+    order: str = "shortest"
+    prefix_caching: bool = True
+    prefix_secret: bytes = b""  # random for each engine; see kv.prefix
+    max_waiting: int = 1024
+    slice_seconds: float = 0.2
+    min_slice_tokens: int = 32
+    prefill_tokens_per_s: float = 500.0  # first guess of the whole device's rate; corrected by observation
+    max_losses: int = 3  # a request whose batches were lost so often, with no progress in between, fails
+
+    def validate(self) -> None:
+        """Raises ConfigError, naming the flag to change."""
+        if self.mode not in MODES:
+            raise ConfigError(f"unknown mode {self.mode!r}; choose one of {', '.join(MODES)}")
+        if self.order not in ORDERS:
+            raise ConfigError(f"unknown order {self.order!r}; choose one of {', '.join(ORDERS)}")
+        if self.num_blocks * self.block_size < self.max_model_len:
+            raise ConfigError(
+                f"the KV cache holds {self.num_blocks * self.block_size} tokens, fewer than --max-model-len "
+                f"{self.max_model_len}; lower --max-model-len or give the KV cache more memory"
+            )
+        if self.max_num_seqs < 1 or self.max_num_batched_tokens < 1:
+            raise ConfigError("--max-num-seqs and --max-num-batched-tokens must be at least 1")
+        check_shares(self.shares)
+
+
+def check_shares(shares: dict[str, float]) -> None:
+    """Raises ConfigError unless ``shares`` divides a device between P and D."""
+    if set(shares) != {"P", "D"}:
+        raise ConfigError('shares name the lanes "P" and "D"')
+    if not all(0.0 < share < 1.0 for share in shares.values()) or abs(sum(shares.values()) - 1.0) > 1e-6:
+        raise ConfigError("shares must each lie between 0 and 1 and add up to 1")

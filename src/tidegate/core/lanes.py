@@ -1,0 +1,59 @@
+"""A lane as the core knows it: alive or not, what it has in flight, how fast it has been."""
+
+from collections import deque
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from tidegate.base.stats import LaneStats
+from tidegate.core.request import Request
+from tidegate.policy.modes import LaneSpec
+from tidegate.slo.rate import PrefillRate
+
+
+class PrefillRow(NamedTuple):
+    request: Request
+    end: int  # the slice's last position + 1
+    samples: bool
+
+
+@dataclass(slots=True)
+class Flight:
+    """A launched batch and whom its rows belong to, in the order in which sampled tokens come back."""
+
+    batch_id: int
+    share: float
+    prefills: list[PrefillRow]
+    decodes: list[Request]
+    prefill_tokens: int
+
+    def requests(self) -> list[Request]:
+        return [*(row.request for row in self.prefills), *self.decodes]
+
+
+class Lane:
+    def __init__(self, name: str, prefill_tokens_per_s: float) -> None:
+        self.name = name
+        self.alive = False
+        self.spec: LaneSpec | None = None  # its row in the mode in force; None: the mode does not use it
+        self.flights: deque[Flight] = deque()
+        self.rate = PrefillRate(prefill_tokens_per_s)
+        self.stats = LaneStats()
+
+    @property
+    def idle(self) -> bool:
+        """Whether it can be given a batch now."""
+        return self.alive and self.spec is not None and len(self.flights) < self.spec.depth
+
+    def land(self, batch_id: int) -> Flight:
+        """Batches of a lane end in the order of their launch."""
+        flight = self.flights.popleft()
+        assert flight.batch_id == batch_id, "a lane acknowledged batches out of order"
+        return flight
+
+    def observe(self, flight: Flight, seconds: float) -> None:
+        if flight.prefills:
+            self.rate.observe(flight.prefill_tokens + len(flight.decodes), seconds, flight.share)
+        self.stats.busy_seconds += seconds
+        self.stats.batches += 1
+        self.stats.prefill_tokens += flight.prefill_tokens
+        self.stats.decode_tokens += len(flight.decodes)

@@ -1,0 +1,72 @@
+"""A log of a core's life: its configuration, then every event with its time and the actions it gave.
+
+Replaying the log in a fresh core must give the same actions; that is how a bug seen while serving becomes a test.
+"""
+
+import struct
+from collections.abc import Iterator
+from pathlib import Path
+from typing import BinaryIO
+
+import msgspec
+
+from tidegate.base.events import Action, Event
+from tidegate.core.config import CoreConfig
+from tidegate.core.core import Core
+
+
+class Entry(msgspec.Struct, array_like=True):
+    now: float
+    event: Event
+    actions: list[Action]
+
+
+_LENGTH = struct.Struct("<I")
+
+
+class Recorder:
+    """Wraps a core; the wrapped ``on_event`` is recorded to ``file``."""
+
+    def __init__(self, core: Core, file: BinaryIO) -> None:
+        self._core = core
+        self._file = file
+        self._write(msgspec.msgpack.encode(core.config))
+
+    def on_event(self, event: Event, now: float) -> list[Action]:
+        actions = self._core.on_event(event, now)
+        self._write(msgspec.msgpack.encode(Entry(now, event, actions)))
+        return actions
+
+    def _write(self, body: bytes) -> None:
+        self._file.write(_LENGTH.pack(len(body)) + body)
+        self._file.flush()
+
+
+def read_log(path: Path) -> tuple[CoreConfig, Iterator[Entry]]:
+    """The configuration and the entries of a log; a last entry that was cut off is left out."""
+    frames = _frames(path)
+    config = msgspec.msgpack.decode(next(frames), type=CoreConfig)
+    decoder = msgspec.msgpack.Decoder(Entry)
+    return config, (decoder.decode(frame) for frame in frames)
+
+
+def replay(path: Path) -> int:
+    """Runs a log through a fresh core. Returns the number of events; raises ValueError at the first difference."""
+    config, entries = read_log(path)
+    core = Core(config)
+    count = 0
+    for count, entry in enumerate(entries, 1):
+        actions = core.on_event(entry.event, entry.now)
+        if msgspec.msgpack.encode(actions) != msgspec.msgpack.encode(entry.actions):
+            raise ValueError(f"event {count} ({type(entry.event).__name__}) gave other actions than were recorded")
+    return count
+
+
+def _frames(path: Path) -> Iterator[bytes]:
+    with path.open("rb") as file:
+        while len(head := file.read(4)) == 4:
+            (length,) = _LENGTH.unpack(head)
+            body = file.read(length)
+            if len(body) < length:
+                return
+            yield body

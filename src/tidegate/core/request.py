@@ -1,0 +1,117 @@
+"""A request's life: named states, named transitions, and the counters that say how far it is.
+
+    WAITING ── admit ──▶ PREFILLING ── prompt_done ──▶ DECODING ── end ──▶ ENDED
+       ▲                     │                            │
+       └───── preempt ───────┴────────────────────────────┘        (end is allowed from every state but ENDED)
+
+While it is PREFILLING or DECODING a request holds a slot and blocks. ``in_flight`` counts the launched batches that
+name it and have not been acknowledged; only the lane in ``lane`` may have any. A request that ends, or is preempted,
+keeps slot and blocks until ``in_flight`` is 0: that is the fence of DESIGN rule 2.
+
+Positions: ``tokens[p]`` is the token at position p. For p < ``done`` the KV is computed and acknowledged; for
+p < ``launched`` it has been launched. A decoding request has computed all but its last token; the next input's
+position is ``len(tokens) - 1 + in_flight``, since every batch in flight brings one token.
+"""
+
+from __future__ import annotations
+
+import enum
+from typing import TYPE_CHECKING
+
+from tidegate.base.request import RequestSpec
+
+if TYPE_CHECKING:
+    from tidegate.core.lanes import Lane
+
+
+class State(enum.Enum):
+    WAITING = "waiting"
+    PREFILLING = "prefilling"
+    DECODING = "decoding"
+    ENDED = "ended"
+
+
+class Request:
+    __slots__ = (
+        "arrived_s",
+        "blocks",
+        "cached_tokens",
+        "capacity",
+        "chain",
+        "done",
+        "id",
+        "in_flight",
+        "lane",
+        "launched",
+        "limit",
+        "losses",
+        "order_key",
+        "prefill_lane",
+        "reported",
+        "seq",
+        "skipped",
+        "slot",
+        "spec",
+        "state",
+        "stop_ids",
+        "tabled",
+        "tokens",
+    )
+
+    def __init__(self, spec: RequestSpec, seq: int, arrived_s: float) -> None:
+        self.spec = spec
+        self.id = spec.id
+        self.seq = seq  # order of arrival
+        self.arrived_s = arrived_s
+        self.tokens = list(spec.prompt)
+        self.limit = len(spec.prompt) + spec.max_tokens  # length at which it ends
+        self.stop_ids = frozenset(spec.sampling.stop_token_ids)
+        self.state = State.WAITING
+        self.order_key: tuple[int, float, int] = (spec.priority, 0.0, seq)
+        self.lane: Lane | None = None  # the last one that was told how to sample for it
+        self.prefill_lane: str | None = None  # where its last prefill ran, until its first decode
+        self.in_flight = 0
+        self.losses = 0  # of batches that named it, since it last got on
+        self.chain: list[bytes] = []  # prefix keys: the root, then one for each full block so far
+        self.cached_tokens = 0  # of the prompt, found in the cache at first admission
+        self.reported = False  # whether an Output has told cached_tokens
+        self.slot = -1
+        self._drop_progress()
+
+    def _drop_progress(self) -> None:
+        self.blocks: list[int] = []
+        self.capacity = 0  # positions that the blocks hold
+        self.tabled = 0  # blocks that the block table names already
+        self.launched = 0
+        self.done = 0
+        self.skipped = 0  # leading positions taken from the prefix cache, not stored by any slice
+
+    @property
+    def remaining(self) -> int:
+        return len(self.tokens) - self.launched
+
+    @property
+    def num_output(self) -> int:
+        return len(self.tokens) - len(self.spec.prompt)
+
+    def admit(self) -> None:
+        assert self.state is State.WAITING
+        self.state = State.PREFILLING
+
+    def prompt_done(self) -> None:
+        assert self.state is State.PREFILLING
+        self.state = State.DECODING
+
+    def preempt(self) -> None:
+        """Back to the queue; all KV is given up and will be computed again from ``tokens``."""
+        assert self.state in (State.PREFILLING, State.DECODING) and self.in_flight == 0
+        self.state = State.WAITING
+        self.lane = None
+        self._drop_progress()
+
+    def end(self) -> None:
+        assert self.state is not State.ENDED
+        self.state = State.ENDED
+
+    def __repr__(self) -> str:
+        return f"<Request {self.id} {self.state.value} {len(self.spec.prompt)}+{self.num_output}>"

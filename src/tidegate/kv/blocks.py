@@ -1,0 +1,104 @@
+"""Ownership of KV blocks. One thread (the core's) allocates, shares and releases; lanes hold ids only.
+
+A block is always in exactly one of three states:
+
+    free    nothing in it matters
+    used    reference count >= 1: some request's block list names it
+    cached  reference count 0, but published under a key: a later request with the same prefix may share it.
+            Cached blocks are given away, least recently released first, when no free block is left
+
+Only the content of *published* blocks is shared, and a block is published only once all its positions have been
+computed and acknowledged; from then on nobody writes it until it has been evicted.
+
+A block must not be released while a batch or a transfer may still touch it: ``core.residency`` keeps the blocks of a
+request until all that names it has been acknowledged.
+"""
+
+from collections import OrderedDict
+from collections.abc import Sequence
+
+
+class BlockPool:
+    def __init__(self, num_blocks: int) -> None:
+        self.num_blocks = num_blocks
+        self._free = list(range(num_blocks - 1, -1, -1))  # a stack: ids ascend as they are taken
+        self._refs = [0] * num_blocks
+        self._cached: OrderedDict[int, None] = OrderedDict()  # least recently released first
+        self._key_of: dict[int, bytes] = {}
+        self._block_of: dict[bytes, int] = {}
+
+    @property
+    def num_free(self) -> int:
+        return len(self._free)
+
+    @property
+    def num_cached(self) -> int:
+        return len(self._cached)
+
+    @property
+    def num_available(self) -> int:
+        """Blocks that ``allocate`` can give: free ones, then cached ones."""
+        return len(self._free) + len(self._cached)
+
+    @property
+    def num_used(self) -> int:
+        return self.num_blocks - self.num_available
+
+    def refs(self, block: int) -> int:
+        return self._refs[block]
+
+    def allocate(self, count: int) -> list[int]:
+        """``count`` blocks, each with one reference. The caller has checked ``num_available``."""
+        assert count <= self.num_available, "allocate asks for more than is available"
+        blocks = []
+        for _ in range(count):
+            if self._free:
+                block = self._free.pop()
+            else:
+                block, _ = self._cached.popitem(last=False)
+                self._forget(block)
+            self._refs[block] = 1
+            blocks.append(block)
+        return blocks
+
+    def lookup(self, key: bytes) -> int | None:
+        """The block published under ``key``."""
+        return self._block_of.get(key)
+
+    def share(self, block: int) -> None:
+        """One more reference to a published block."""
+        if self._refs[block] == 0:
+            del self._cached[block]
+        self._refs[block] += 1
+
+    def publish(self, block: int, key: bytes) -> None:
+        """Makes a used, fully computed block shareable. The first block published under a key stays."""
+        assert self._refs[block] > 0, "only a used block can be published"
+        if key not in self._block_of and block not in self._key_of:
+            self._block_of[key] = block
+            self._key_of[block] = key
+
+    def release(self, blocks: Sequence[int]) -> None:
+        """Drops one reference of each. Of a sequence's blocks the last is given away first: the heads of prefixes
+        are worth most."""
+        for block in reversed(blocks):
+            refs = self._refs[block] - 1
+            assert refs >= 0, "a block was released more often than taken"
+            self._refs[block] = refs
+            if refs == 0:
+                if block in self._key_of:
+                    self._cached[block] = None
+                else:
+                    self._free.append(block)
+
+    def clear_cached(self) -> int:
+        """Frees every cached block, and forgets the keys of used ones. Returns how many were freed."""
+        freed = list(self._cached)
+        self._cached.clear()
+        self._free.extend(reversed(freed))
+        self._key_of.clear()
+        self._block_of.clear()
+        return len(freed)
+
+    def _forget(self, block: int) -> None:
+        del self._block_of[self._key_of.pop(block)]

@@ -1,0 +1,23 @@
+"""What a user can ask of one engine. The names are those of vLLM's flags where the meaning is the same."""
+
+import msgspec
+
+
+class EngineConfig(msgspec.Struct, frozen=True):
+    model: str  # a directory, a .gguf file, a hub id, or a config.json for dummy weights
+    load_format: str = "auto"  # or "dummy"
+    seed: int = 0  # of dummy weights
+    mode: str = "semi"
+    prefill_share: float = 0.5  # of the compute, while prefill and decode both run
+    order: str = "shortest"
+    max_model_len: int | None = None  # None: the model's own, as far as the KV cache holds it
+    max_num_seqs: int = 64
+    max_num_batched_tokens: int = 2048
+    max_waiting: int = 1024
+    slice_ms: float = 200.0
+    block_size: int = 16
+    kv_cache_memory_bytes: int | None = None
+    num_blocks: int | None = None  # overrides kv_cache_memory_bytes
+    prefix_caching: bool = True
+    cores: tuple[int, ...] = ()  # empty: all that this process may use
+    record: str | None = None  # a file for the event log

@@ -1,0 +1,29 @@
+"""The seam between the node's loop and its lanes: processes here, threads on a GPU."""
+
+from collections.abc import Callable
+from typing import Protocol
+
+from tidegate.base.batch import Batch
+from tidegate.base.events import Event
+
+
+class LaneHost(Protocol):
+    """Starts lanes, launches batches on them, and turns what they do into events."""
+
+    def start(self, lane: str) -> None:
+        """Begins to start a lane; LaneReady or LaneLost follows. Does nothing if it is up or starting."""
+        ...
+
+    def launch(self, lane: str, batch: Batch) -> None:
+        """Applies the batch's block-table updates to the pool, then gives it to the lane."""
+        ...
+
+    def watch(self, register: Callable[[int, Callable[[], list[Event]]], None], forget: Callable[[int], None]) -> None:
+        """From now on every lane's file descriptor is registered with what to call when it is readable."""
+        ...
+
+    def pids(self) -> dict[str, int]: ...
+
+    def close(self) -> None:
+        """Ends all lanes and waits for them."""
+        ...

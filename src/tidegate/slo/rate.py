@@ -1,0 +1,23 @@
+"""How many prompt tokens fit into a slice: the simplest latency model, corrected by what is observed."""
+
+
+class PrefillRate:
+    """Tokens per second that a lane prefills on the whole device, as an exponential average.
+
+    Compute grows linearly with the share, so a batch observed on a share s counts as ``tokens / (seconds * s)``.
+    """
+
+    WEIGHT = 0.3  # of a new observation
+    QUANTUM = 16  # slices are whole multiples of it
+
+    def __init__(self, initial_tokens_per_s: float) -> None:
+        self.tokens_per_s = initial_tokens_per_s
+
+    def observe(self, tokens: int, seconds: float, share: float) -> None:
+        if tokens >= self.QUANTUM and seconds > 0:
+            self.tokens_per_s += self.WEIGHT * (tokens / (seconds * share) - self.tokens_per_s)
+
+    def tokens_within(self, seconds: float, share: float, least: int, most: int) -> int:
+        """The slice predicted to take at most ``seconds`` on ``share``, between ``least`` and ``most`` tokens."""
+        fit = int(self.tokens_per_s * share * seconds)
+        return max(least, min(most, fit - fit % self.QUANTUM))

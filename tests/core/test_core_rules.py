@@ -1,0 +1,268 @@
+"""What the core promises about order, shares, queues and failures, one promise a test."""
+
+import pytest
+from test_core_properties import VOCAB, build, seconds
+
+from tidegate.base.errors import ConfigError
+from tidegate.base.events import (
+    Aborted,
+    Arrived,
+    BatchDone,
+    Emit,
+    LaneLost,
+    LaneReady,
+    Launch,
+    ModeSet,
+    SharesSet,
+    Wake,
+)
+from tidegate.base.request import RequestSpec, SamplingParams
+from tidegate.core.config import CoreConfig
+from tidegate.sim.device import expected_tokens
+from tidegate.sim.driver import Simulation
+
+
+def spec(name, prompt_len=8, max_tokens=4, **more):
+    salt = sum(map(ord, name))
+    return RequestSpec(name, [(salt + i * i) % VOCAB for i in range(prompt_len)], max_tokens, **more)
+
+
+def launches(actions):
+    return {a.lane: a.batch for a in actions if isinstance(a, Launch)}
+
+
+def outputs(actions):
+    return [o for a in actions if isinstance(a, Emit) for o in a.outputs]
+
+
+def ready(core, *lanes):
+    for lane in lanes:
+        core.on_event(LaneReady(lane), 0.0)
+
+
+def run(mode, events, **more):
+    core, device = build(mode, **more)
+    simulation = Simulation(core, device, seconds)
+    for time, event in events:
+        simulation.at(time, event)
+    return core, simulation
+
+
+def launched(simulation):
+    return [(now, a.lane, a.batch) for now, _, actions in simulation.log for a in actions if isinstance(a, Launch)]
+
+
+def test_a_lane_alone_has_the_whole_device_and_two_lanes_have_their_shares():
+    _, simulation = run(
+        "semi",
+        [
+            (0.0, Arrived(spec("first", 8, 20))),
+            (0.1, SharesSet({"P": 0.25, "D": 0.75})),
+            (0.2, Arrived(spec("second", 40))),
+        ],
+    )
+    simulation.run()
+    rows = launched(simulation)
+    busy = []  # (start, end, lane, share)
+    for now, lane, batch in rows:
+        busy.append((now, now + seconds(lane, batch), lane, batch.share))
+    assert {share for _, _, lane, share in busy if lane == "D"} == {1.0, 0.75}
+    for start, _, lane, share in busy:
+        other_runs = any(s <= start < e - 1e-9 for s, e, other, _ in busy if other != lane)
+        assert share == ((0.25 if lane == "P" else 0.75) if other_runs else 1.0)
+
+
+def test_handing_over_from_prefill_to_decode_copies_nothing_and_is_counted():
+    core, simulation = run("semi", [(0.0, Arrived(spec(f"r{i}"))) for i in range(3)])
+    simulation.run()
+    stats = core.stats()
+    assert stats.handovers == 3 and stats.handover_copied_bytes == 0
+    assert {update.slot for _, lane, batch in launched(simulation) if lane == "D" for update in batch.tables} == set()
+
+
+def test_a_request_that_has_finished_its_prefill_joins_the_next_decode_step():
+    _, simulation = run("semi", [(0.0, Arrived(spec("a", 8, 30))), (0.05, Arrived(spec("b", 8, 30)))])
+    simulation.run()
+    handed_over = first_output_at(simulation, "b")
+    steps = [(now, batch) for now, lane, batch in launched(simulation) if lane == "D"]
+    assert any(now < handed_over for now, _ in steps), "a was decoding when b came"
+    assert len(next(batch.decode_slots for now, batch in steps if now >= handed_over)) == 2
+
+
+def first_output_at(simulation, name):
+    return next(now for now, _, actions in simulation.log if any(o.id == name for o in outputs(actions)))
+
+
+def finished_at(simulation, name):
+    return next(now for now, _, actions in simulation.log if any(o.id == name and o.finish for o in outputs(actions)))
+
+
+@pytest.mark.parametrize("mode", ["prefill-first", "chunked", "semi"])
+def test_a_short_prompt_does_not_wait_for_the_whole_of_a_long_one(mode):
+    events = [(0.0, Arrived(spec("long", 48, 2))), (0.001, Arrived(spec("short", 4, 2)))]
+    _, simulation = run(mode, events, budget=8)
+    simulation.run()
+    assert first_output_at(simulation, "short") < first_output_at(simulation, "long")
+
+
+def test_a_long_prompt_is_overtaken_only_for_as_long_as_it_would_itself_have_run():
+    """Under a stream of short prompts that would keep the lane busy for ever, the long one still gets its turn."""
+    stream = [(0.012 * i, Arrived(spec(f"s{i}", 8, 1))) for i in range(400)]
+    _, simulation = run(
+        "prefill-first", [(0.0, Arrived(spec("long", 48, 1))), *stream], budget=8, prefill_tokens_per_s=500.0
+    )
+    simulation.run()
+    overtaken_by = sum(first_output_at(simulation, f"s{i}") < first_output_at(simulation, "long") for i in range(400))
+    assert 0 < overtaken_by < 40
+
+
+def test_order_arrival_serves_in_order_of_arrival():
+    events = [(0.0, Arrived(spec("long", 48, 2))), (0.001, Arrived(spec("short", 4, 2)))]
+    _, simulation = run("prefill-first", events, budget=8, order="arrival")
+    simulation.run()
+    assert first_output_at(simulation, "long") < first_output_at(simulation, "short")
+
+
+def test_a_lower_priority_value_is_served_first():
+    events = [
+        (0.0, Arrived(spec("running", 16))),
+        *[(0.001, Arrived(spec(n, 8, priority=p))) for n, p in (("later", 5), ("urgent", -1))],
+    ]
+    _, simulation = run("prefill-first", events, budget=8)
+    simulation.run()
+    assert first_output_at(simulation, "urgent") < first_output_at(simulation, "later")
+
+
+def test_prefill_first_lets_decodes_wait_and_chunked_does_not():
+    events = [(0.0, Arrived(spec("decoding", 4, 30))), (0.1, Arrived(spec("prompt", 40, 1)))]
+    for mode, mixed in (("prefill-first", False), ("chunked", True)):
+        _, simulation = run(mode, events, budget=8)
+        simulation.run()
+        assert any(batch.slices and batch.decode_slots for _, _, batch in launched(simulation)) is mixed
+
+
+def test_a_batch_never_exceeds_its_token_budget():
+    for mode in ("prefill-first", "chunked", "semi"):
+        _, simulation = run(mode, [(0.01 * i, Arrived(spec(f"r{i}", 30, 8))) for i in range(8)], budget=12)
+        simulation.run()
+        for _, _, batch in launched(simulation):
+            assert batch.num_prefill_tokens + (len(batch.decode_slots) if batch.slices else 0) <= 12
+
+
+def test_a_full_queue_rejects_and_serves_the_rest():
+    core, simulation = run("semi", [(0.0, Arrived(spec(f"r{i}"))) for i in range(6)], max_waiting=2)
+    for lane in core.lanes.values():
+        lane.alive = False
+    simulation._queue.clear()
+    kinds = []
+    for i in range(4):
+        kinds += [o.finish for o in outputs(core.on_event(Arrived(spec(f"q{i}")), 0.0))]
+    assert kinds == ["rejected", "rejected"]
+
+
+@pytest.mark.parametrize(
+    ("bad", "words"),
+    [
+        (RequestSpec("e", [], 4), "no tokens"),
+        (RequestSpec("l", [1] * 64, 4), "do not fit"),
+        (RequestSpec("m", [1], 0), "do not fit"),
+        (RequestSpec("v", [VOCAB], 4), "token ids"),
+        (RequestSpec("n", [-1], 4), "token ids"),
+    ],
+)
+def test_a_request_that_can_never_run_is_told_why(bad, words):
+    core, _ = build()
+    (output,) = outputs(core.on_event(Arrived(bad), 0.0))
+    assert output.finish == "invalid" and words in output.reason
+
+
+def test_an_aborted_request_frees_its_blocks_when_its_batch_is_done_and_not_before():
+    core, device = build("semi", caching=False)
+    ready(core, "P", "D")
+    batch = launches(core.on_event(Arrived(spec("a", 12)), 0.0))["P"]
+    (output,) = outputs(core.on_event(Aborted("a"), 0.1))
+    assert output.finish == "abort"
+    assert core.stats().blocks_used == 4
+    device.apply(batch.tables)
+    core.on_event(BatchDone("P", device.run(batch, 0.1)), 0.2)
+    assert core.stats().blocks_used == 0
+    assert core.on_event(Aborted("a"), 0.3) == []
+
+
+def test_a_mode_waits_for_its_lanes_while_the_old_one_goes_on():
+    core, _ = build("chunked")
+    ready(core, "D")
+    actions = core.on_event(ModeSet("semi"), 0.0)
+    assert [a for a in actions if isinstance(a, Wake)] == [Wake("P")]
+    assert core.mode.name == "chunked"
+    assert "D" in launches(core.on_event(Arrived(spec("a")), 0.0))
+    core.on_event(LaneReady("P"), 1.0)
+    assert core.mode.name == "semi"
+
+
+def test_a_request_whose_batches_keep_killing_the_lane_fails_and_the_others_do_not():
+    core, device = build("semi", caching=False)
+    ready(core, "P", "D")
+    ends = outputs(core.on_event(Arrived(spec("poison", 12)), 0.0))
+    for i in range(3):
+        ends += outputs(core.on_event(LaneLost("P", "killed"), i + 0.5))
+        core.on_event(LaneReady("P"), i + 0.6)
+    (end,) = ends
+    assert end.finish == "error" and "3 times" in end.reason
+    batch = launches(core.on_event(Arrived(spec("fine", 8, 1)), 9.0))["P"]
+    device.apply(batch.tables)
+    (output,) = outputs(core.on_event(BatchDone("P", device.run(batch, 0.1)), 9.1))
+    assert output.tokens == expected_tokens(spec("fine", 8, 1), VOCAB) and output.finish == "length"
+
+
+def test_cached_tokens_are_reported_once_and_a_repeated_prompt_computes_only_its_last_block():
+    first, again = spec("a", 32, 4), RequestSpec("b", spec("a", 32, 4).prompt, 4)
+    _, simulation = run("semi", [(0.0, Arrived(first)), (1.0, Arrived(again))])
+    simulation.run()
+    assert [o.cached_tokens for o in simulation.outputs["b"]] == [28, 0, 0, 0]
+    assert [o.cached_tokens for o in simulation.outputs["a"]] == [0, 0, 0, 0]
+    assert [o.tokens for o in simulation.outputs["a"]] == [o.tokens for o in simulation.outputs["b"]]
+
+
+def test_history_is_sent_when_penalties_need_tokens_that_a_prefix_hit_skipped():
+    first = spec("a", 32, 2)
+    again = RequestSpec("b", first.prompt, 2, SamplingParams(repetition_penalty=1.2))
+    _, simulation = run("semi", [(0.0, Arrived(first)), (1.0, Arrived(again))])
+    simulation.run()
+    histories = [piece.history for now, _, batch in launched(simulation) for piece in batch.slices if now >= 1.0]
+    assert histories == [first.prompt[:28]]
+
+
+def test_when_blocks_run_out_the_last_comer_is_preempted_and_everyone_ends_right():
+    specs = [spec(f"r{i}", 12, 40) for i in range(4)]
+    core, simulation = run("semi", [(0.01 * i, Arrived(s)) for i, s in enumerate(specs)], num_blocks=18)
+    simulation.run()
+    assert core.stats().preemptions > 0
+    for s in specs:
+        assert [t for o in simulation.outputs[s.id] for t in o.tokens] == expected_tokens(s, VOCAB)
+    assert finished_at(simulation, "r0") == min(finished_at(simulation, s.id) for s in specs)
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"mode": "nonsense"}, "choose one of"),
+        ({"order": "nonsense"}, "choose one of"),
+        ({"num_blocks": 3}, "--max-model-len"),
+        ({"max_num_seqs": 0}, "--max-num-seqs"),
+        ({"shares": {"P": 0.5, "D": 0.6}}, "add up to 1"),
+        ({"shares": {"P": 0.0, "D": 1.0}}, "between 0 and 1"),
+        ({"shares": {"P": 1.0}}, "lanes"),
+    ],
+)
+def test_settings_that_cannot_work_say_what_to_change(settings, words):
+    good = {
+        "num_blocks": 8,
+        "block_size": 4,
+        "max_num_seqs": 2,
+        "max_model_len": 32,
+        "vocab_size": 9,
+        "max_num_batched_tokens": 8,
+    }
+    with pytest.raises(ConfigError, match=words):
+        CoreConfig(**{**good, **settings}).validate()
