@@ -14,7 +14,7 @@ ORDER = [
     "base", "kv", "slo", "policy", "core", "sim", "kernels", "models", "device", "runner", "transfer", "node",
     "cluster", "server", "bench", "cli",
 ]  # fmt: skip
-WITHOUT_TORCH = ["base", "kv", "slo", "policy", "core", "sim", "cluster", "server", "bench"]
+WITHOUT_TORCH = ["base", "kv", "slo", "policy", "core", "sim", "cluster", "server", "bench", "cli"]
 
 
 def sources(package):

@@ -10,6 +10,7 @@ import select
 import signal
 import socket
 import sys
+from math import prod
 from pathlib import Path
 
 from tidegate.base.clock import now_s
@@ -39,9 +40,12 @@ def run(channel: wire.Channel, config: EngineConfig) -> None:
     if config.mode not in MODES:
         raise ConfigError(f"unknown mode {config.mode!r}; choose one of {', '.join(MODES)}")
     source = open_model(config.model, config.load_format, config.seed)
-    pool_spec = size_pool(source.spec, config)
+    tokenizer = source.tokenizer_dir or source.gguf_file
+    channel.send(wire.ModelFound(str(tokenizer) if tokenizer else None))
+    shapes = layout(source.spec)
+    pool_spec = size_pool(source.spec, config, weight_bytes=4 * sum(prod(shape) for shape in shapes.values()))
     core = Core(core_config(config, source.spec.vocab_size, pool_spec.num_blocks, pool_spec.max_model_len))
-    regions, num_bytes = lay_out(source.spec, pool_spec, layout(source.spec))
+    regions, num_bytes = lay_out(source.spec, pool_spec, shapes)
     memory = SharedMemory.create(num_bytes)
     lanes = ProcessLanes(memory.fd)
     try:

@@ -1,6 +1,5 @@
 """How much KV an engine gets, and the longest sequence that follows from it."""
 
-import os
 from pathlib import Path
 
 from tidegate.base.errors import ConfigError
@@ -11,39 +10,42 @@ DEFAULT_KV_BYTES = 4 << 30
 MEMORY_FRACTION = 0.4  # of the free memory that KV takes at most, unless the user says how much
 
 
-def size_pool(model: ModelSpec, config: EngineConfig) -> PoolSpec:
+def size_pool(model: ModelSpec, config: EngineConfig, weight_bytes: int) -> PoolSpec:
     """Raises ConfigError when the KV cache can't hold the longest sequence asked for."""
+    if config.max_num_seqs < 1 or config.block_size < 1:
+        raise ConfigError("--max-num-seqs and --block-size must be at least 1")
     block_bytes = model.kv_bytes_per_token * config.block_size
-    if config.num_blocks is not None:
-        num_blocks = config.num_blocks
-    else:
-        num_bytes = config.kv_cache_memory_bytes
-        if num_bytes is None:
-            num_bytes = min(DEFAULT_KV_BYTES, int(free_memory_bytes() * MEMORY_FRACTION))
-        num_blocks = num_bytes // block_bytes
-    capacity = num_blocks * config.block_size
-    if config.max_model_len is None:
-        max_model_len = min(model.max_len, capacity)
-    else:
-        max_model_len = config.max_model_len
-        if max_model_len > capacity:
-            needed = -(-max_model_len // config.block_size) * block_bytes
-            raise ConfigError(
-                f"one sequence of --max-model-len {max_model_len} needs {needed / 2**20:.0f} MiB of KV cache, and "
-                f"there is room for {num_blocks * block_bytes / 2**20:.0f} MiB: lower --max-model-len to {capacity} "
-                f"or raise --kv-cache-memory-bytes"
-            )
-    if max_model_len < 1 or config.max_num_seqs < 1 or config.block_size < 1:
-        raise ConfigError("--max-model-len, --max-num-seqs and --block-size must be at least 1")
-    wanted = config.max_num_seqs * -(-(max_model_len + 1) // config.block_size)  # more can never be used at once
-    if config.num_blocks is None and not config.prefix_caching:
-        num_blocks = min(num_blocks, wanted)
+    num_blocks = config.num_blocks if config.num_blocks is not None else kv_bytes(config, weight_bytes) // block_bytes
+    capacity = max(0, num_blocks) * config.block_size
+    max_model_len = min(model.max_len, capacity) if config.max_model_len is None else config.max_model_len
+    if not 1 <= max_model_len <= capacity:
+        needed = -(-max(1, max_model_len) // config.block_size) * block_bytes
+        raise ConfigError(
+            f"one sequence of {max(1, max_model_len)} tokens needs {needed / 2**20:.1f} MiB of KV cache, and there is "
+            f"room for {capacity} tokens: lower --max-model-len or raise --kv-cache-memory-bytes"
+        )
     return PoolSpec(num_blocks, config.block_size, config.max_num_seqs, max_model_len)
 
 
-def free_memory_bytes() -> int:
-    """What the kernel says could be had without swapping."""
-    for line in Path("/proc/meminfo").read_text().splitlines():
-        if line.startswith("MemAvailable:"):
-            return int(line.split()[1]) * 1024
-    return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+def kv_bytes(config: EngineConfig, weight_bytes: int) -> int:
+    """As the user says, else 4 GiB, but no more than a good part of what is free."""
+    if config.kv_cache_memory_bytes is not None:
+        return config.kv_cache_memory_bytes
+    if config.gpu_memory_utilization is not None:
+        given = int(memory_bytes("MemTotal") * config.gpu_memory_utilization)
+        if given <= weight_bytes:
+            raise ConfigError(
+                f"--gpu-memory-utilization {config.gpu_memory_utilization} gives {given / 2**30:.2f} GiB, and the "
+                f"weights alone need {weight_bytes / 2**30:.2f} GiB: raise it"
+            )
+        return given - weight_bytes
+    return min(DEFAULT_KV_BYTES, int((memory_bytes("MemAvailable") - weight_bytes) * MEMORY_FRACTION))
+
+
+def memory_bytes(line: str) -> int:
+    """One line of the kernel's account: "MemTotal", or "MemAvailable" (what could be had without swapping)."""
+    for text in Path("/proc/meminfo").read_text().splitlines():
+        name, value = text.split(":")
+        if name == line:
+            return int(value.split()[0]) * 1024
+    raise KeyError(line)

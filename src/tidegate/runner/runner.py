@@ -1,0 +1,49 @@
+"""Runs batches over a pool, one after another: what a lane does between receiving a batch and answering it."""
+
+import torch
+
+from tidegate.base.batch import Batch, BatchResult
+from tidegate.base.clock import now_s
+from tidegate.base.specs import ModelSpec
+from tidegate.device.pool import Pool
+from tidegate.kernels.attention import Attention
+from tidegate.models.registry import Model
+from tidegate.runner.inputs import StepInputs, build_inputs, store_tokens
+from tidegate.runner.sampler import Sampled, Sampler
+
+
+class Runner:
+    """Owns nothing that a new runner over the same pool would miss, once the live slots' setups are sent again.
+
+    It writes its batches' KV and tokens into the pool, and never the block table.
+    """
+
+    def __init__(self, model: Model, attention: Attention, pool: Pool, spec: ModelSpec) -> None:
+        self._model = model
+        self._attention = attention
+        self._pool = pool
+        self._sampler = Sampler(pool.tokens, spec.vocab_size)
+
+    @torch.inference_mode()
+    def run(self, batch: Batch) -> BatchResult:
+        """Computes a batch of at least one row, whose table updates have been applied; returns when it is done."""
+        started_s = now_s()
+        self._sampler.apply(batch.setups)
+        store_tokens(batch, self._pool.tokens)
+        inputs = build_inputs(batch, self._pool.tokens)
+        self._attention.plan(inputs.rows)
+        hidden = self._model.forward(inputs.tokens, inputs.positions)
+        sampled = self._sample(hidden, inputs) if inputs.sampled_slots else None
+        if hidden.device.type == "cuda":
+            torch.cuda.current_stream(hidden.device).synchronize()
+        tokens = sampled.tokens.tolist() if sampled else []
+        logprobs = sampled.logprob_records() if sampled else None
+        return BatchResult(batch.id, tokens, logprobs, now_s() - started_s)
+
+    def _sample(self, hidden: torch.Tensor, inputs: StepInputs) -> Sampled:
+        """Samples from the rows that ask, and stores each token where the next step reads it."""
+        logits = self._model.logits(hidden[inputs.sampled])
+        sampled = self._sampler.sample(logits, inputs.sampled_slots, inputs.sampled_positions)
+        where = torch.tensor([inputs.sampled_slots, inputs.sampled_positions], device=hidden.device)
+        self._pool.tokens[where[0], where[1]] = sampled.tokens.int()
+        return sampled

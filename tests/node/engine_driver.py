@@ -1,0 +1,134 @@
+"""Drives a real engine (processes and all) from a plain test, and knows what transformers would have answered."""
+
+import asyncio
+import itertools
+import os
+import random
+import signal
+from collections.abc import Coroutine, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from tidegate.base.request import Output, RequestSpec, SamplingParams
+from tidegate.node.client import EngineProcess, start_engine
+from tidegate.node.config import EngineConfig
+
+MARGIN = 1e-4  # where the reference's two best logits are closer, either token is right
+
+
+@dataclass
+class Answer:
+    tokens: list[int]
+    finish: str
+    outputs: list[Output]
+
+
+class EngineDriver:
+    """An engine and the loop that it is used from. ``with EngineDriver(config) as engine: ...``"""
+
+    _ids = itertools.count()
+
+    def __init__(self, config: EngineConfig) -> None:
+        self._runner = asyncio.Runner()
+        self.received = 0  # outputs so far
+        self.engine: EngineProcess = self._runner.run(start_engine(config))
+
+    def __enter__(self) -> "EngineDriver":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._runner.run(self.engine.close())
+        self._runner.close()
+
+    def run(self, work: Coroutine[Any, Any, Any]) -> Any:
+        return self._runner.run(work)
+
+    def stats(self):
+        return self.run(self.engine.stats())
+
+    def spec(self, prompt: Sequence[int], max_tokens: int, **sampling: Any) -> RequestSpec:
+        return RequestSpec(f"t{next(self._ids)}", list(prompt), max_tokens, SamplingParams(**sampling))
+
+    async def answer(self, spec: RequestSpec) -> Answer:
+        outputs = []
+        async for output in self.engine.submit(spec):
+            outputs.append(output)
+            self.received += 1
+        ends = [output.finish for output in outputs if output.finish is not None]
+        assert len(ends) == 1, "exactly one terminal output"
+        return Answer([token for output in outputs for token in output.tokens], ends[0], outputs)
+
+    async def kill_lane(self, lane: str, after_outputs: int) -> None:
+        """Kills a lane's process once so many more outputs have come; for ``meanwhile``."""
+        start = self.received
+        while self.received < start + after_outputs:
+            await asyncio.sleep(0.001)
+        os.kill(self.engine.info.lane_pids[lane], signal.SIGKILL)
+
+    def answers(
+        self,
+        specs: Sequence[RequestSpec],
+        meanwhile: Coroutine[Any, Any, None] | None = None,
+    ) -> list[Answer]:
+        """All at once; ``meanwhile`` runs beside them until they have ended."""
+
+        async def work() -> list[Answer]:
+            side = asyncio.create_task(meanwhile) if meanwhile else None
+            try:
+                return await asyncio.gather(*(self.answer(spec) for spec in specs))
+            finally:
+                if side is not None:
+                    if side.done():
+                        side.result()
+                    side.cancel()
+
+        return self.run(work())
+
+
+@dataclass
+class Reference:
+    """What transformers generates greedily, and how sure it was of each token."""
+
+    prompt: list[int]
+    tokens: list[int]
+    margins: list[float]
+
+    def check(self, tokens: list[int], what: str = "") -> int:
+        """Asserts equality up to the first tie; returns 1 if a tie was met."""
+        assert len(tokens) == len(self.tokens), what
+        for i, (ours, theirs, margin) in enumerate(zip(tokens, self.tokens, self.margins, strict=True)):
+            if margin < MARGIN:
+                return 1
+            assert ours == theirs, f"{what}: token {i} of a prompt of {len(self.prompt)} (margin {margin:.2g})"
+        return 0
+
+
+@torch.inference_mode()
+def reference(model: Any, prompt: list[int], max_tokens: int) -> Reference:
+    tokens, margins, past = [], [], None
+    fed = torch.tensor([prompt])
+    for _ in range(max_tokens):
+        out = model(fed, past_key_values=past, use_cache=True)
+        past = out.past_key_values
+        best = out.logits[0, -1].float().topk(2)
+        tokens.append(int(best.indices[0]))
+        margins.append(float(best.values[0] - best.values[1]))
+        fed = best.indices[:1].view(1, 1)
+    return Reference(prompt, tokens, margins)
+
+
+def mixed_prompts(count: int, longest: int, vocab: int, seed: int = 0) -> list[list[int]]:
+    """Lengths from 1 to ``longest``, short ones more often; half of them begin alike."""
+    rng = random.Random(seed)
+    lengths = [1, 2, 15, 16, 17, 32, 33, longest]
+    lengths += [int(longest ** rng.random()) for _ in range(count - len(lengths))]
+    common = [rng.randrange(vocab) for _ in range(longest)]
+    prompts = []
+    for i, length in enumerate(lengths[:count]):
+        own = [rng.randrange(vocab) for _ in range(length)]
+        shared = length * 2 // 3 if i % 2 else 0
+        prompts.append(common[:shared] + own[shared:])
+    rng.shuffle(prompts)
+    return prompts
