@@ -1,0 +1,119 @@
+"""Attention over the paged KV array in plain torch: the CPU backend, and the reference on any device.
+
+A row whose blocks ascend without gaps attends over a view of the array; other rows' blocks are gathered first.
+Decode rows fold the query heads that share a KV head into the query axis, so that keys and values are read once.
+"""
+
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch.nn.functional import scaled_dot_product_attention
+
+from tidegate.base.specs import ModelSpec
+from tidegate.kernels.attention import AttentionRows
+
+_MAX_QUERIES = 128  # a longer row is cut: the kernel computes every query-key pair of a piece, masked or not
+
+
+class _Piece(NamedTuple):
+    """``num_queries`` queries from ``first`` on, and the keys that any of them sees: ``num_keys`` from ``key_start``
+    on, counted in the KV array's tokens or, where ``gathered``, in those of the step's gathered blocks."""
+
+    first: int
+    num_queries: int
+    gathered: bool
+    key_start: int
+    num_keys: int
+    mask: torch.Tensor | None  # [num_queries, num_keys], added to the scores; None: every query sees every key
+
+
+class TorchAttention:
+    """``kernels.attention.Attention`` over ``kv [L, 2, num_blocks, block_size, Hkv, D]`` and a block table
+    ``int32 [max_num_seqs, max_blocks_per_seq]``, neither of which it owns."""
+
+    def __init__(self, spec: ModelSpec, kv: torch.Tensor, table: torch.Tensor) -> None:
+        self._window = spec.sliding_window
+        self._table = table
+        self._block_size, self._dtype = kv.shape[3], kv.dtype
+        self._blocks = [(layer[0], layer[1]) for layer in kv]  # [num_blocks, block_size, Hkv, D] each
+        self._tokens = [(k.flatten(0, 1), v.flatten(0, 1)) for k, v in self._blocks]  # [tokens, Hkv, D] each
+        self._heads = [(_heads_first(k), _heads_first(v)) for k, v in self._tokens]  # [1, Hkv, tokens, D] each
+        self._written = torch.empty(0)
+        self._scattered: torch.Tensor | None = None
+        self._gathered = kv.new_empty(2, 0, *kv.shape[3:])  # grows to the largest step's; contents of one layer
+        self._pieces: list[_Piece] = []
+
+    def plan(self, rows: AttentionRows) -> None:
+        size, device = self._block_size, self._table.device
+        starts, counts = np.asarray(rows.starts), np.asarray(rows.counts)
+        widest = -(-int((starts + counts).max()) // size)
+        table = self._table[torch.tensor(rows.slots, device=device), :widest].cpu().numpy()
+        firsts = np.cumsum(counts) - counts
+        row_of = np.repeat(np.arange(len(counts)), counts)
+        positions = np.arange(len(row_of)) + (starts - firsts)[row_of]
+        written = table[row_of, positions // size].astype(np.int64) * size + positions % size
+        self._written = torch.from_numpy(written).to(device)
+        self._pieces, scattered, num_scattered = [], [], 0
+        for blocks, first, start, count in zip(table, firsts.tolist(), rows.starts, rows.counts, strict=True):
+            seen_from = max(0, start - self._window + 1) // size if self._window else 0
+            blocks = blocks[seen_from : -(-(start + count) // size)]
+            gathered = bool((blocks[1:] - blocks[:-1] != 1).any())
+            # Where the row's position 0 lies, or would lie, in the array that its pieces read.
+            origin = (num_scattered if gathered else int(blocks[0])) - seen_from
+            if gathered:
+                scattered.append(blocks)
+                num_scattered += len(blocks)
+            for done in range(0, count, _MAX_QUERIES):
+                part = min(_MAX_QUERIES, count - done)
+                self._pieces.append(self._piece(first + done, start + done, part, gathered, origin * size))
+        self._scattered = torch.from_numpy(np.concatenate(scattered)).to(device) if scattered else None
+        if num_scattered > self._gathered.shape[1]:
+            self._gathered = self._gathered.new_empty(2, num_scattered, *self._gathered.shape[2:])
+
+    def _piece(self, first: int, start: int, count: int, gathered: bool, origin: int) -> _Piece:
+        lowest = max(0, start - self._window + 1) if self._window else 0
+        num_keys = start + count - lowest
+        mask = None
+        if count > 1:
+            device = self._table.device
+            query = torch.arange(start, start + count, device=device)[:, None]
+            key = torch.arange(lowest, start + count, device=device)
+            hidden = key > query if self._window is None else (key > query) | (key <= query - self._window)
+            mask = torch.zeros(count, num_keys, dtype=self._dtype, device=device).masked_fill_(hidden, float("-inf"))
+        return _Piece(first, count, gathered, origin + lowest, num_keys, mask)
+
+    def run(self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        keys, values = self._tokens[layer]
+        keys.index_copy_(0, self._written, k.to(keys.dtype))
+        values.index_copy_(0, self._written, v.to(values.dtype))
+        in_place = gathered = self._heads[layer]
+        if self._scattered is not None:
+            gathered = self._gather(*self._blocks[layer], self._scattered)
+        queries = q.to(keys.dtype).view(q.shape[0], keys.shape[1], -1, q.shape[2])
+        outs = [_attend(piece, queries, *(gathered if piece.gathered else in_place)) for piece in self._pieces]
+        return torch.cat(outs).flatten(1, 2).to(q.dtype)
+
+    def _gather(
+        self, k_blocks: torch.Tensor, v_blocks: torch.Tensor, chosen: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        k, v = self._gathered[0, : len(chosen)], self._gathered[1, : len(chosen)]
+        torch.index_select(k_blocks, 0, chosen, out=k)
+        torch.index_select(v_blocks, 0, chosen, out=v)
+        return _heads_first(k.flatten(0, 1)), _heads_first(v.flatten(0, 1))
+
+
+def _heads_first(tokens: torch.Tensor) -> torch.Tensor:
+    """``[1, Hkv, tokens, D]`` of ``[tokens, Hkv, D]``: what torch's attention takes."""
+    return tokens.transpose(0, 1).unsqueeze(0)
+
+
+def _attend(piece: _Piece, queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
+    """``[num_queries, Hkv, G, D]`` of ``queries [T, Hkv, G, D]`` over keys and values ``[1, Hkv, tokens, D]``."""
+    q = queries.narrow(0, piece.first, piece.num_queries)
+    k, v = keys.narrow(2, piece.key_start, piece.num_keys), values.narrow(2, piece.key_start, piece.num_keys)
+    if piece.mask is None:
+        return scaled_dot_product_attention(q, k, v)
+    heads_first = q.flatten(1, 2).transpose(0, 1).unsqueeze(0)
+    out = scaled_dot_product_attention(heads_first, k, v, attn_mask=piece.mask, enable_gqa=True)
+    return out.squeeze(0).transpose(0, 1).view(q.shape)

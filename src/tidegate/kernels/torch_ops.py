@@ -1,0 +1,27 @@
+"""The small element-wise kernels of a decoder, in plain torch. Any device, any float type."""
+
+import torch
+from torch.nn.functional import rms_norm as _rms_norm
+from torch.nn.functional import silu
+
+
+def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+    """``x / sqrt(mean(x²) + eps) * weight`` over the last axis (arXiv 1910.07467)."""
+    return _rms_norm(x, weight.shape, weight, eps)
+
+
+def rope(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+    """Turns element i of each head ``x[T, H, D]`` with element i + D/2 by the angle whose cos and sin are
+    ``[T, 1, D/2]`` (the "rotate half" pairing of Hugging Face checkpoints). Returns a new ``[T, H, D]``."""
+    first, second = x.chunk(2, dim=-1)
+    out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    out_first, out_second = out.chunk(2, dim=-1)
+    torch.mul(first, cos, out=out_first).addcmul_(second, sin, value=-1.0)
+    torch.mul(second, cos, out=out_second).addcmul_(first, sin)
+    return out
+
+
+def silu_mul(gate_up: torch.Tensor) -> torch.Tensor:
+    """``silu(gate) * up`` of ``[T, 2 F]``, gate in the first half. Returns ``[T, F]``."""
+    gate, up = gate_up.chunk(2, dim=-1)
+    return silu(gate).mul_(up)

@@ -1,0 +1,84 @@
+"""Weights from a Hugging Face directory: config.json and one or several safetensors files."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import safetensors
+import torch
+
+from tidegate.base.errors import ModelError
+from tidegate.base.specs import ModelSpec
+from tidegate.models.weights import fill
+
+_TOP = {"embed": "model.embed_tokens.weight", "norm": "model.norm.weight", "lm_head": "lm_head.weight"}
+_IN_LAYER = {
+    "attn_norm": "input_layernorm",
+    "q": "self_attn.q_proj",
+    "k": "self_attn.k_proj",
+    "v": "self_attn.v_proj",
+    "o": "self_attn.o_proj",
+    "q_norm": "self_attn.q_norm",
+    "k_norm": "self_attn.k_norm",
+    "mlp_norm": "post_attention_layernorm",
+    "gate": "mlp.gate_proj",
+    "up": "mlp.up_proj",
+    "down": "mlp.down_proj",
+}
+
+
+class SafetensorsSource:
+    """See ``models.sources.ModelSource``."""
+
+    def __init__(self, folder: Path, spec: ModelSpec, tokenizer_dir: Path | None) -> None:
+        self.spec = spec
+        self.tokenizer_dir = tokenizer_dir
+        self.gguf_file: Path | None = None
+        self._folder = folder
+        self._files = _weight_files(folder)
+
+    def load(self, into: dict[str, torch.Tensor], progress: Callable[[float], None]) -> None:
+        try:
+            # Files are mapped, not read: a tensor's pages are touched once, when it is copied to its place.
+            files: list[Any] = [safetensors.safe_open(file, framework="pt") for file in self._files]
+        except (OSError, safetensors.SafetensorError) as error:
+            raise ModelError(f"Can't read the weights in {self._folder}: {error}.") from error
+        where = {name: file for file in files for name in file.keys()}  # noqa: SIM118 (not a mapping)
+
+        def read(part: str, out: torch.Tensor) -> None:
+            name = hf_name(part)
+            if name not in where:
+                raise ModelError(f"The weights in {self._folder} have no tensor {name!r}.")
+            tensor: torch.Tensor = where[name].get_tensor(name)
+            if tensor.shape != out.shape:
+                shapes = f"{tuple(tensor.shape)}; expected {tuple(out.shape)}"
+                raise ModelError(f"Tensor {name!r} in {self._folder} is {shapes}.")
+            out.copy_(tensor)
+
+        fill(self.spec, into, read, progress)
+
+
+def hf_name(part: str) -> str:
+    """The name in a Hugging Face checkpoint of a part as named by ``models.weights.parts``."""
+    if part in _TOP:
+        return _TOP[part]
+    _, index, name = part.split(".")
+    stem = name.removesuffix("_bias")
+    return f"model.layers.{index}.{_IN_LAYER[stem]}.{'weight' if stem == name else 'bias'}"
+
+
+def _weight_files(folder: Path) -> list[Path]:
+    """The shards that the index names, or model.safetensors, or whatever safetensors there are."""
+    index, single = folder / "model.safetensors.index.json", folder / "model.safetensors"
+    if index.exists():
+        names = json.loads(index.read_text())["weight_map"].values()
+        files = [folder / name for name in sorted(set(names))]
+    else:
+        files = [single] if single.exists() else sorted(folder.glob("*.safetensors"))
+    missing = [file.name for file in files if not file.exists()]
+    if missing:
+        raise ModelError(f"{folder} lacks {', '.join(missing)}, which its index names.")
+    if not files:
+        raise ModelError(f"{folder} holds no *.safetensors files (other weight formats are not supported).")
+    return files

@@ -1,0 +1,81 @@
+"""``tidegate serve`` from start to stop, as a user runs it."""
+
+import json
+import subprocess
+import sys
+import threading
+import time
+
+import httpx
+import pytest
+from conftest import ServerProcess  # of this folder
+
+TINY = {
+    "architectures": ["LlamaForCausalLM"], "model_type": "llama", "vocab_size": 500, "hidden_size": 64,
+    "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
+    "max_position_embeddings": 4096, "rms_norm_eps": 1e-5, "eos_token_id": 0,
+}  # fmt: skip
+
+
+@pytest.fixture
+def tiny_config(tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps(TINY))
+    return str(tmp_path)
+
+
+def serve(*arguments):
+    command = [sys.executable, "-m", "tidegate.cli", "serve", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+
+
+def test_dummy_weights_need_no_tokenizer_and_sigterm_lets_running_requests_finish(tiny_config, tmp_path):
+    server = ServerProcess(
+        tmp_path / "log", tiny_config, "--load-format", "dummy", "--served-model-name", "m", "--mode", "chunked"
+    ).wait_ready()
+    assert "no tokenizer" in server.log.read_text()
+    answers = []
+
+    def ask():
+        body = {"model": "m", "prompt": [1, 2, 3], "max_tokens": 1500, "ignore_eos": True}
+        answers.append(httpx.post(f"{server.url}/v1/completions", json=body, timeout=60))
+
+    thread = threading.Thread(target=ask)
+    thread.start()
+    while httpx.get(f"{server.url}/admin/stats").json()["decoding"] == 0:
+        time.sleep(0.01)
+    assert server.stop() == 0
+    thread.join()
+    assert answers[0].status_code == 200 and answers[0].json()["usage"]["completion_tokens"] == 1500
+    text = httpx.post if not answers else None
+    assert text is None
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("/nowhere/at/all",), "no file or directory"),
+        (
+            ("CONFIG", "--load-format", "dummy", "--max-model-len", "4000", "--num-gpu-blocks-override", "10"),
+            "--max-model-len",
+        ),
+        (("CONFIG",), "safetensors"),
+    ],
+)
+def test_what_cannot_be_served_ends_with_one_sentence_and_exit_code_2(tiny_config, arguments, words):
+    ended = serve("--port", "0", *(tiny_config if a == "CONFIG" else a for a in arguments))
+    assert ended.returncode == 2
+    last = ended.stderr.strip().splitlines()[-1]
+    assert last.startswith("tidegate: ") and words in last and "Traceback" not in ended.stderr
+
+
+def test_a_port_in_use_is_said_at_once(server):
+    ended = serve("--port", server.url.rsplit(":", 1)[1])
+    assert ended.returncode == 2 and "in use" in ended.stderr
+
+
+def test_help_names_the_modes_and_the_flags_that_vllm_users_know():
+    text = serve("--help").stdout
+    for word in ("prefill-first", "chunked", "semi", "--max-model-len", "--max-num-seqs", "--max-num-batched-tokens",
+                 "--served-model-name", "--api-key", "--enable-prefix-caching", "--gpu-memory-utilization",
+                 "--chat-template", "--load-format"):  # fmt: skip
+        assert word in text

@@ -1,0 +1,115 @@
+"""Paged attention against a few lines of plain arithmetic: any mix of rows, any placement of blocks, any window."""
+
+import random
+
+import msgspec
+import pytest
+import torch
+
+from tidegate.base.specs import ModelSpec
+from tidegate.kernels.attention import AttentionRows
+from tidegate.kernels.torch_attention import TorchAttention
+
+BLOCK_SIZE = 4
+MAX_BLOCKS = 90
+SPEC = ModelSpec("LlamaForCausalLM", 2, 64, 6, 2, 16, 64, 50, 512)
+
+
+def plain_attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, start: int, window: int | None) -> torch.Tensor:
+    """``[n, Hq, D]`` of queries at positions ``start`` and on over all keys ``[start + n, Hkv, D]``."""
+    group = q.shape[1] // k.shape[1]
+    scores = torch.einsum("qhd,khd->hqk", q, k.repeat_interleave(group, 1)) / q.shape[-1] ** 0.5
+    query, key = torch.arange(start, start + len(q))[:, None], torch.arange(len(k))
+    visible = key <= query
+    if window is not None:
+        visible &= key > query - window
+    weights = scores.masked_fill(~visible, float("-inf")).softmax(-1)
+    return torch.einsum("hqk,khd->qhd", weights, v.repeat_interleave(group, 1))
+
+
+class Pages:
+    """A KV array full of NaN, a block table, and what has been written so far, kept per slot in order."""
+
+    def __init__(self, slots: int, rng: random.Random, window: int | None, dtype: torch.dtype = torch.float32) -> None:
+        blocks = slots * MAX_BLOCKS
+        self.kv = torch.full((2, 2, blocks, BLOCK_SIZE, 2, 16), torch.nan, dtype=dtype)
+        table = torch.arange(blocks, dtype=torch.int32).view(slots, MAX_BLOCKS)
+        for row in table[1::2]:  # every second slot's blocks are cut into runs, in another order
+            runs = list(row.split(rng.choice([1, 7, 30])))
+            rng.shuffle(runs)
+            row.copy_(torch.cat(runs))
+        self.table = table
+        self.window = window
+        self.attention = TorchAttention(msgspec.structs.replace(SPEC, sliding_window=window), self.kv, table)
+        self.keys = [torch.empty(0, 2, 16) for _ in range(slots)]
+        self.values = [torch.empty(0, 2, 16) for _ in range(slots)]
+
+    def step(self, slots: list[int], counts: list[int], layer: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """One step of random rows: what the backend gives, and what is right."""
+        total = sum(counts)
+        q, k, v = torch.randn(total, 6, 16), torch.randn(total, 2, 16), torch.randn(total, 2, 16)
+        starts = [len(self.keys[slot]) for slot in slots]
+        self.attention.plan(AttentionRows(slots, starts, counts))
+        got = self.attention.run(layer, q, k, v)
+        expected = []
+        for slot, start, q_row, k_row, v_row in zip(
+            slots, starts, q.split(counts), k.split(counts), v.split(counts), strict=True
+        ):
+            self.keys[slot] = torch.cat((self.keys[slot], k_row))
+            self.values[slot] = torch.cat((self.values[slot], v_row))
+            expected.append(plain_attention(q_row, self.keys[slot], self.values[slot], start, self.window))
+        return got, torch.cat(expected)
+
+
+@pytest.mark.parametrize("window", [None, 1, 6, 150])
+@pytest.mark.parametrize("seed", range(6))
+def test_random_steps_attend_as_arithmetic_says(seed: int, window: int | None) -> None:
+    torch.manual_seed(seed)
+    rng = random.Random(seed)
+    pages = Pages(5, rng, window)
+    for _ in range(8):
+        slots = rng.sample(range(5), rng.randint(1, 5))
+        room = [MAX_BLOCKS * BLOCK_SIZE - len(pages.keys[slot]) for slot in slots]
+        counts = [min(rng.choice([1, 1, 2, 5, 40]), left) for left in room]
+        got, expected = pages.step(slots, counts, layer=1)
+        torch.testing.assert_close(got, expected, rtol=0.0, atol=1e-5)
+
+
+@pytest.mark.parametrize("window", [None, 100])
+@pytest.mark.parametrize("count", [128, 129, 200, 257])
+def test_rows_longer_than_one_kernel_call(count: int, window: int | None) -> None:
+    torch.manual_seed(count)
+    pages = Pages(2, random.Random(count), window)
+    for slots, counts in (([0, 1], [count, count]), ([1, 0], [60, 1])):
+        got, expected = pages.step(slots, counts, layer=0)
+        torch.testing.assert_close(got, expected, rtol=0.0, atol=1e-5)
+
+
+def test_only_the_rows_own_places_of_the_layer_are_written() -> None:
+    pages = Pages(2, random.Random(0), None)
+    pages.step([1], [9], layer=1)
+    written = ~pages.kv.isnan().all(dim=-1).all(dim=-1)  # [layer, k or v, block, offset]
+    expected = torch.zeros_like(written)
+    for position in range(9):
+        expected[1, :, int(pages.table[1, position // BLOCK_SIZE]), position % BLOCK_SIZE] = True
+    assert torch.equal(written, expected)
+
+
+def test_the_block_table_is_read_at_plan_time_only() -> None:
+    pages = Pages(1, random.Random(0), None)
+    pages.step([0], [6], layer=0)
+    q, k, v = torch.randn(1, 6, 16), torch.randn(1, 2, 16), torch.randn(1, 2, 16)
+    pages.attention.plan(AttentionRows([0], [6], [1]))
+    pages.table.fill_(MAX_BLOCKS - 1)
+    keys, values = torch.cat((pages.keys[0], k)), torch.cat((pages.values[0], v))
+    expected = plain_attention(q, keys, values, 6, None)
+    torch.testing.assert_close(pages.attention.run(0, q, k, v), expected, rtol=0.0, atol=1e-5)
+
+
+def test_a_narrower_kv_type_rounds_and_nothing_else() -> None:
+    torch.manual_seed(1)
+    pages = Pages(2, random.Random(1), None, torch.bfloat16)
+    for slots, counts in (([0, 1], [30, 30]), ([0, 1], [1, 4])):
+        got, expected = pages.step(slots, counts, layer=0)
+        assert got.dtype == torch.float32
+        torch.testing.assert_close(got, expected, rtol=0.0, atol=0.05)

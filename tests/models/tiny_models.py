@@ -1,0 +1,134 @@
+"""Tiny random models of every family, made and saved by transformers, and a driver for ours."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import LlamaConfig, MistralConfig, PreTrainedModel, Qwen2Config, Qwen3Config
+from transformers.models.auto import AutoModelForCausalLM
+
+from tidegate.base.specs import PoolSpec
+from tidegate.device.pool import Pool
+from tidegate.kernels.attention import AttentionRows
+from tidegate.kernels.torch_attention import TorchAttention
+from tidegate.models.registry import build_model
+from tidegate.models.sources import open_model
+from tidegate.models.weights import layout
+
+BLOCK_SIZE = 4
+VOCAB = 97
+
+_SHAPE: dict[str, Any] = {
+    "vocab_size": VOCAB,
+    "hidden_size": 48,
+    "intermediate_size": 80,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 128,
+}
+_LLAMA3 = {
+    "rope_type": "llama3",
+    "rope_theta": 10000.0,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 32,
+}
+_YARN = {
+    "rope_type": "yarn",
+    "rope_theta": 100.0,  # with these, some of a head's few frequencies are kept, some blended, some interpolated
+    "factor": 4.0,
+    "original_max_position_embeddings": 64,
+    "beta_fast": 2.0,
+    "beta_slow": 0.5,
+}
+_YARN_MSCALE = {**_YARN, "mscale": 0.9, "mscale_all_dim": 0.4}
+_LINEAR = {"rope_type": "linear", "rope_theta": 500.0, "factor": 3.0}
+_WINDOWED = {"use_sliding_window": True, "sliding_window": 5, "max_window_layers": 0}
+
+FAMILIES = {
+    "llama": LlamaConfig(**_SHAPE),
+    "llama tied, one KV head": LlamaConfig(**{**_SHAPE, "num_key_value_heads": 1}, tie_word_embeddings=True),
+    "llama, all heads KV heads, biases": LlamaConfig(
+        **{**_SHAPE, "num_key_value_heads": 4}, attention_bias=True, mlp_bias=True
+    ),
+    "llama, wide heads": LlamaConfig(**_SHAPE, head_dim=20),
+    "llama 3.1 rope": LlamaConfig(**_SHAPE, rope_parameters=_LLAMA3),
+    "llama linear rope": LlamaConfig(**_SHAPE, rope_parameters=_LINEAR),
+    "llama yarn rope with mscale": LlamaConfig(**_SHAPE, rope_parameters=_YARN_MSCALE),
+    "mistral": MistralConfig(**_SHAPE, sliding_window=None),
+    "mistral, window": MistralConfig(**_SHAPE, sliding_window=7),
+    "qwen2": Qwen2Config(**_SHAPE),
+    "qwen2 tied, yarn rope": Qwen2Config(**_SHAPE, tie_word_embeddings=True, rope_parameters=_YARN),
+    "qwen2, window": Qwen2Config(**_SHAPE, **_WINDOWED),
+    "qwen3": Qwen3Config(**_SHAPE, head_dim=16),
+    "qwen3 tied, biases, window": Qwen3Config(
+        **_SHAPE, head_dim=24, attention_bias=True, tie_word_embeddings=True, **_WINDOWED
+    ),
+}
+
+
+def save_tiny(config: Any, folder: Path, **save_options: Any) -> PreTrainedModel:
+    """A float32 model with every weight random (biases and norms too), saved as safetensors in ``folder``."""
+    torch.manual_seed(7)
+    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
+    with torch.no_grad():
+        for name, weight in model.named_parameters():
+            weight.normal_(1.0 if "norm" in name else 0.0, 0.2)
+    model.save_pretrained(folder, **save_options)
+    return model
+
+
+def reference_logits(model: PreTrainedModel, tokens: list[int]) -> torch.Tensor:
+    """``[len(tokens), vocab]`` by transformers."""
+    with torch.inference_mode():
+        return model(torch.tensor([tokens])).logits[0].float()
+
+
+def prompt(length: int, seed: int = 0, vocab: int = VOCAB) -> list[int]:
+    return torch.randint(vocab, (length,), generator=torch.Generator().manual_seed(seed)).tolist()
+
+
+class Driver:
+    """Our model over a pool of its own; slot s may hold up to ``max_len`` tokens.
+
+    ``layout`` of a slot's blocks in memory: "ascending", "descending", or "two runs".
+    """
+
+    def __init__(self, path: str, slots: int = 4, max_len: int = 64, blocks: str = "ascending") -> None:
+        source = open_model(path)
+        weights = {name: torch.full(shape, torch.nan) for name, shape in layout(source.spec).items()}
+        source.load(weights, lambda fraction: None)
+        per_slot = -(-(max_len + 1) // BLOCK_SIZE)
+        pool = Pool.allocate(source.spec, PoolSpec(slots * per_slot, BLOCK_SIZE, slots, max_len))
+        pool.kv.fill_(torch.nan)  # whatever is read before it is written shows
+        for slot in range(slots):
+            row = torch.arange(slot * per_slot, (slot + 1) * per_slot, dtype=torch.int32)
+            if blocks == "descending":
+                row = row.flip(0)
+            elif blocks == "two runs":
+                row = row.roll(per_slot // 3)
+            pool.table[slot, :per_slot] = row
+        self._attention = TorchAttention(source.spec, pool.kv, pool.table)
+        self._model = build_model(source.spec, weights, self._attention)
+        self._lengths = [0] * slots
+
+    def step(self, rows: Sequence[tuple[int, list[int]]]) -> list[torch.Tensor]:
+        """Feeds each (slot, tokens) row; the logits ``[len(tokens), vocab]`` of each."""
+        starts = [self._lengths[slot] for slot, _ in rows]
+        counts = [len(tokens) for _, tokens in rows]
+        flat = torch.tensor([t for _, tokens in rows for t in tokens], dtype=torch.int32)
+        positions = torch.cat([torch.arange(s, s + c, dtype=torch.int32) for s, c in zip(starts, counts, strict=True)])
+        with torch.inference_mode():
+            self._attention.plan(AttentionRows([slot for slot, _ in rows], starts, counts))
+            logits = self._model.logits(self._model.forward(flat, positions))
+        for slot, tokens in rows:
+            self._lengths[slot] += len(tokens)
+        return list(logits.split(counts))
+
+    def feed(self, slot: int, tokens: list[int], chunk: int) -> torch.Tensor:
+        """Feeds one row in chunks; the logits of all its tokens."""
+        chunks = [tokens[i : i + chunk] for i in range(0, len(tokens), chunk)]
+        return torch.cat([self.step([(slot, part)])[0] for part in chunks])

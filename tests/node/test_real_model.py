@@ -1,0 +1,30 @@
+"""On the small real model too, greedy tokens equal transformers' in every mode."""
+
+from engine_driver import EngineDriver, reference
+
+from tidegate.node.config import EngineConfig
+from tidegate.policy.modes import MODES
+
+TEXT = (
+    "The harbour wall was built in stages. First came the rubble, tipped from barges at low tide; then the blocks, "
+    "each as large as a cart; and last the paved walk along the top, from which the keeper watched the gate. When the "
+    "water rose he let it in slowly, and when it fell he kept some back, so that the mills below never stood still. "
+)
+MAX_TOKENS = 16
+
+
+def test_the_real_model_answers_as_in_transformers_alone_and_together_in_every_mode(smollm2):
+    path, model, tokenizer = smollm2
+    story = tokenizer(TEXT * 30).input_ids
+    prompts = [tokenizer("Hello").input_ids[:1], tokenizer("The capital of France is").input_ids]
+    prompts += [story[start : start + length] for start, length in ((0, 40), (7, 333), (0, 120), (0, 2000))]
+    references = [reference(model, prompt, MAX_TOKENS) for prompt in prompts]
+    with EngineDriver(EngineConfig(model=path, max_model_len=2048, num_blocks=400, prefix_caching=False)) as engine:
+        (alone,) = engine.answers([engine.spec(prompts[1], MAX_TOKENS)])
+        references[1].check(alone.tokens, "alone")
+        assert tokenizer.decode(alone.tokens).startswith(" Paris")
+        for mode in MODES:
+            engine.run(engine.engine.set_mode(mode))
+            answers = engine.answers([engine.spec(prompt, MAX_TOKENS) for prompt in prompts])
+            for expected, answer in zip(references, answers, strict=True):
+                expected.check(answer.tokens, mode)
