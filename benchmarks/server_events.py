@@ -11,6 +11,7 @@ import argparse
 import asyncio
 import json
 import multiprocessing
+import signal
 import socket
 import time
 from pathlib import Path
@@ -29,7 +30,10 @@ def read_streams(port: int, streams: int, tokens: int, results: "multiprocessing
     body = json.dumps(
         {"prompt": list(range(300, 340)), "max_tokens": tokens, "temperature": 0, "stream": True, "ignore_eos": True}
     ).encode()
-    head = f"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nConnection: close\r\nContent-Length: {len(body)}\r\n\r\n"
+    head = (
+        "POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n"
+        f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
+    )
 
     async def one() -> int:
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
@@ -59,7 +63,7 @@ async def measure(
     while client.is_alive():
         await asyncio.sleep(0.05)
     used = time.process_time() - start
-    engine.die("the measurement is over")
+    signal.raise_signal(signal.SIGTERM)
     await serving
     return used
 

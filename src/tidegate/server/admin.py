@@ -1,0 +1,51 @@
+"""For the operator: /admin/* and /reset_prefix_cache. Who may use them is decided in ``access``."""
+
+from typing import Any
+
+import msgspec
+from fastapi import APIRouter, Request
+from starlette.responses import Response
+
+from tidegate.server.body import read_json
+from tidegate.server.context import Context
+from tidegate.server.errors import bad_request
+from tidegate.server.protocol import ModeRequest, SharesRequest, parse
+
+
+def admin_routes(context: Context) -> APIRouter:
+    router = APIRouter()
+    engine = context.engine
+
+    @router.get("/admin/stats")
+    async def stats() -> Response:
+        return _json(await engine.stats())
+
+    @router.get("/admin/info")
+    async def info() -> Response:
+        """What the engine is: model shape, pool, modes, device."""
+        return _json(engine.info)
+
+    @router.post("/admin/shares")
+    async def shares(request: Request) -> Response:
+        """Divides the compute, as ``{"prefill": 0.6, "decode": 0.4}``; answers with the statistics."""
+        asked = parse(await read_json(request, context.settings.max_body_bytes), SharesRequest)
+        if abs(asked.prefill + asked.decode - 1) > 1e-6:
+            raise bad_request("'prefill' and 'decode' must together be 1.", "decode")
+        return _json(await engine.set_shares({"P": asked.prefill, "D": asked.decode}))
+
+    @router.post("/admin/mode")
+    async def mode(request: Request) -> Response:
+        """Changes the mode, as ``{"mode": "semi"}``; answers once it is in force."""
+        asked = parse(await read_json(request, context.settings.max_body_bytes), ModeRequest)
+        return _json(await engine.set_mode(asked.mode))
+
+    @router.post("/reset_prefix_cache")
+    async def reset_prefix_cache() -> Response:
+        """Forgets cached prefixes that no request is using."""
+        return _json(await engine.reset_prefix_cache())
+
+    return router
+
+
+def _json(value: Any) -> Response:
+    return Response(msgspec.json.encode(value), media_type="application/json")
