@@ -42,6 +42,7 @@ TEMPLATES = {
     {%- endfor %}
     {%- if add_generation_prompt %}{{ '[assistant]' }}{% endif %}
     """,
+    "trimming": "{% for m in messages %}[{{ m.role }}]{{ m.content | trim }}\n{% endfor %}",
     "json": "{{ messages | tojson(indent=2) }}{{ tools is none }}{{ style | default('plain') }}",
     "namespace": "{% set ns = namespace(n=0) %}{% for m in messages %}{% set ns.n = ns.n + 1 %}{% endfor %}{{ ns.n }}",
 }
@@ -123,7 +124,9 @@ def test_chats_render_as_transformers_renders_them(
     )
 
 
-@pytest.mark.parametrize("template", [None, TEMPLATES["blocks"]], ids=["model's", "trimming"])
+@pytest.mark.parametrize(
+    "template", [None, TEMPLATES["blocks"], TEMPLATES["trimming"]], ids=["model's", "blocks", "trimming"]
+)
 @pytest.mark.parametrize("last", ["The answer is", " im_end ", "ends with spaces  ", "x\n"])
 def test_a_last_message_is_left_open_as_transformers_leaves_it(smollm, smollm_gguf, reference, template, last):
     tokenizer = load_tokenizer(smollm_gguf, template) if template else smollm
