@@ -4,7 +4,7 @@ Templates come with models, so they run in a sandbox. The names they may use are
 """
 
 import json
-from datetime import datetime
+import time
 from typing import Any, NoReturn
 
 import jinja2
@@ -14,6 +14,7 @@ import jinja2.parser
 import jinja2.runtime
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
+from tidegate.base.clock import wall_s
 from tidegate.base.errors import ConfigError, RequestError
 
 _OPEN_END = "\ue0d0open-end\ue0d0 "  # stands where the last message is left open; never in the result
@@ -49,7 +50,7 @@ def _to_json(
 
 def _strftime_now(layout: str) -> str:
     # The one thing a template may ask about the outside: the date, for people ("Today Date: ...").
-    return datetime.now().strftime(layout)
+    return time.strftime(layout, time.localtime(wall_s()))
 
 
 def _environment() -> ImmutableSandboxedEnvironment:
