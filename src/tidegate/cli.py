@@ -103,21 +103,19 @@ def add_serve(command: argparse.ArgumentParser) -> None:
         help="of waiting prompts; shortest: with ageing (default: shortest)",
     )
     group.add_argument(
-        "--max-num-seqs", type=int, default=64, metavar="N", help="requests on the device at once (default: 64)"
+        "--max-num-seqs", type=int, metavar="N", help="requests on the device at once (default: 64, on a GPU 256)"
     )
     group.add_argument(
         "--max-num-batched-tokens",
         type=int,
-        default=2048,
         metavar="N",
-        help="tokens in a batch at most (default: 2048)",
+        help="tokens in a batch at most (default: 2048, on a GPU 8192)",
     )
     group.add_argument(
         "--slice-ms",
         type=float,
-        default=200.0,
         metavar="MS",
-        help="time that a slice of a prompt may take, as predicted (default: 200)",
+        help="time that a slice of a prompt may take, as predicted (default: 200, on a GPU 30)",
     )
     group.add_argument(
         "--max-waiting",
@@ -147,6 +145,12 @@ def add_serve(command: argparse.ArgumentParser) -> None:
     group.add_argument("--num-gpu-blocks-override", type=int, metavar="N", help="KV blocks; overrides the above")
 
     group = command.add_argument_group("device")
+    group.add_argument(
+        "--device",
+        default="auto",
+        choices=("auto", "cpu", "cuda"),
+        help="auto: a GPU where there is one (default: auto)",
+    )
     group.add_argument(
         "--cores",
         type=core_list,
@@ -262,6 +266,7 @@ def engine_config(arguments: argparse.Namespace, model: str) -> EngineConfig:
         model=model,
         load_format=arguments.load_format,
         seed=arguments.seed,
+        device=arguments.device,
         mode=arguments.mode,
         prefill_share=arguments.prefill_share,
         order=arguments.order,

@@ -1,6 +1,5 @@
 """Whatever happens, in whatever order: right tokens, one end a request, no block lost or wrongly shared."""
 
-import dataclasses
 from collections import Counter
 
 import hypothesis.strategies as st
@@ -120,21 +119,20 @@ def stories(draw):
     mode=st.sampled_from(sorted(MODES)),
     caching=st.booleans(),
     num_blocks=st.sampled_from([16, 24, 60]),
-    depth=st.sampled_from([1, 2]),
+    ending=st.sampled_from([None, 0.0, 0.7]),
     order=st.sampled_from(["shortest", "arrival"]),
 )
 @settings(max_examples=150, deadline=None)
-def test_any_story_ends_with_the_right_tokens_and_all_blocks_back(story, mode, caching, num_blocks, depth, order):
+def test_any_story_ends_with_the_right_tokens_and_all_blocks_back(story, mode, caching, num_blocks, ending, order):
     specs, events, aborted, losses = story
     core, device = build(mode, caching, num_blocks, order=order)
-    deepen(core, depth)
-    simulation = Simulation(core, device, seconds)
+    simulation = Simulation(core, device, seconds, ending)
     for time, event in events:
         simulation.at(time, event)
     for lane, time, back in losses:
         if lane in {spec.name for spec in MODES[mode].lanes}:
             simulation.lose_lane(lane, time, back)
-    simulation.run(observe=lambda: (deepen(core, depth), check_invariants(core)))
+    simulation.run(observe=lambda: check_invariants(core))
     for spec in specs:
         outputs = simulation.outputs[spec.id]
         finishes = [o.finish for o in outputs if o.finish is not None]
@@ -149,13 +147,6 @@ def test_any_story_ends_with_the_right_tokens_and_all_blocks_back(story, mode, c
             assert tokens == expected[: len(tokens)]
     assert core.requests == {}
     assert core._residency.blocks.num_used == 0 and core._residency.num_resident == 0
-
-
-def deepen(core, depth):
-    """Gives the lanes of the mode in force another number of batches in flight."""
-    for lane in core.lanes.values():
-        if lane.spec is not None:
-            lane.spec = dataclasses.replace(lane.spec, depth=depth)
 
 
 @given(story=stories(), mode=st.sampled_from(sorted(MODES)))

@@ -24,6 +24,13 @@ class BatchDone(msgspec.Struct, frozen=True, tag="batch_done"):
     result: BatchResult
 
 
+class BatchEnding(msgspec.Struct, frozen=True, tag="batch_ending"):
+    """The lane's only batch in flight is about to end: the next one may be bound now, so that no gap shows."""
+
+    lane: str
+    batch_id: int
+
+
 class LaneReady(msgspec.Struct, frozen=True, tag="lane_ready"):
     """A lane started, or started again: it holds nothing from before."""
 
@@ -62,7 +69,7 @@ class Tick(msgspec.Struct, frozen=True, tag="tick"):
     """Time passed; nothing else happened."""
 
 
-Lanewise = BatchDone | LaneReady | LaneLost | LaneGone
+Lanewise = BatchDone | BatchEnding | LaneReady | LaneLost | LaneGone
 Event = Arrived | Aborted | Lanewise | ModeSet | SharesSet | CacheReset | Tick
 
 

@@ -41,9 +41,9 @@ class ModelSpec(msgspec.Struct, frozen=True):
     bos_id: int | None = None
 
     @property
-    def kv_bytes_per_token(self) -> int:
-        """Of float32 KV over all layers; scale by dtype size / 4."""
-        return self.num_layers * 2 * self.num_kv_heads * self.head_dim * 4
+    def kv_elements_per_token(self) -> int:
+        """Of K and V, over all layers."""
+        return self.num_layers * 2 * self.num_kv_heads * self.head_dim
 
 
 class PoolSpec(msgspec.Struct, frozen=True):

@@ -22,6 +22,8 @@ class CoreConfig(msgspec.Struct, frozen=True):
     max_waiting: int = 1024
     slice_seconds: float = 0.2
     min_slice_tokens: int = 32
+    slice_quantum_tokens: int = 16  # slices are whole multiples of it
+    max_slices: int = 1 << 20  # prompts in one batch
     prefill_tokens_per_s: float = 500.0  # first guess of the whole device's rate; corrected by observation
     max_losses: int = 3  # a request whose batches were lost so often, with no progress in between, fails
 

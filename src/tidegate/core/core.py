@@ -11,6 +11,7 @@ from tidegate.base.events import (
     Action,
     Arrived,
     BatchDone,
+    BatchEnding,
     CacheReset,
     Emit,
     Event,
@@ -34,6 +35,8 @@ from tidegate.core.request import Request, State
 from tidegate.core.residency import Residency
 from tidegate.policy.modes import MODES, Mode
 from tidegate.policy.order import order_by_name
+from tidegate.policy.rule import Budget
+from tidegate.slo.rate import PrefillRate
 
 
 class Core:
@@ -65,6 +68,9 @@ class Core:
                 self._arrived(event, now)
             case Aborted():
                 self._aborted(event)
+            case BatchEnding():
+                lane = self.lanes[event.lane]
+                lane.ending = len(lane.flights) == 1 and lane.flights[0].batch_id == event.batch_id
             case LaneReady():
                 self._lane_ready(event)
             case LaneLost():
@@ -161,7 +167,7 @@ class Core:
     def _lane_lost(self, event: LaneLost) -> None:
         """Nothing that the lane had in flight happened. What it had acknowledged stays: a lane owns nothing."""
         lane = self._lane(event.lane)
-        lane.alive = False
+        lane.alive = lane.ending = False
         lane.stats.restarts += 1
         flights = list(lane.flights)
         lane.flights.clear()
@@ -191,7 +197,7 @@ class Core:
                 bound = self._plan(lane)
                 if bound is None:
                     break
-                lane.flights.append(bound.flight)
+                lane.take(bound.flight)
                 launches.append((lane, bound))
         actions: list[Action] = []
         for lane, (batch, flight) in launches:
@@ -203,13 +209,14 @@ class Core:
         assert lane.spec is not None
         config = self.config
         alone = not self._others_in_flight(lane) and not self._others_have_work(lane)
-        budget = lane.rate.tokens_within(
+        tokens = lane.rate.tokens_within(
             config.slice_seconds,
             1.0 if alone else self._share(lane),
             min(config.min_slice_tokens, config.max_num_batched_tokens),
             config.max_num_batched_tokens,
         )
-        plan = lane.spec.rule(LaneView(lane, self._queues, self._residency), budget)
+        view = LaneView(lane, self._queues, self._residency)
+        plan = lane.spec.rule(view, Budget(tokens, config.max_slices))
         return self._binder.bind(lane, plan)
 
     def _share(self, lane: Lane) -> float:
@@ -233,7 +240,8 @@ class Core:
 
     def _lane(self, name: str) -> Lane:
         if name not in self.lanes:
-            self.lanes[name] = Lane(name, self.config.prefill_tokens_per_s)
+            rate = PrefillRate(self.config.prefill_tokens_per_s, self.config.slice_quantum_tokens)
+            self.lanes[name] = Lane(name, rate)
         return self.lanes[name]
 
     def _can_enter(self, mode: Mode) -> bool:

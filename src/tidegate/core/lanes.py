@@ -31,22 +31,32 @@ class Flight:
 
 
 class Lane:
-    def __init__(self, name: str, prefill_tokens_per_s: float) -> None:
+    def __init__(self, name: str, rate: PrefillRate) -> None:
         self.name = name
         self.alive = False
         self.spec: LaneSpec | None = None  # its row in the mode in force; None: the mode does not use it
         self.flights: deque[Flight] = deque()
-        self.rate = PrefillRate(prefill_tokens_per_s)
+        self.ending = False  # the batch in flight is about to end
+        self.rate = rate
         self.stats = LaneStats()
 
     @property
     def idle(self) -> bool:
-        """Whether it can be given a batch now."""
-        return self.alive and self.spec is not None and len(self.flights) < self.spec.depth
+        """Whether it can be given a batch now: it has none, or its only one is about to end.
+
+        No earlier, so that who is in a batch is fixed as late as can be.
+        """
+        in_flight = len(self.flights)
+        return self.alive and self.spec is not None and (not in_flight or (in_flight == 1 and self.ending))
+
+    def take(self, flight: Flight) -> None:
+        self.flights.append(flight)
+        self.ending = False
 
     def land(self, batch_id: int) -> Flight:
         """Batches of a lane end in the order of their launch."""
         flight = self.flights.popleft()
+        self.ending = False
         assert flight.batch_id == batch_id, "a lane acknowledged batches out of order"
         return flight
 

@@ -11,7 +11,7 @@ from torch.nn.functional import embedding, linear
 
 from tidegate.base.specs import ModelSpec
 from tidegate.kernels.attention import Attention
-from tidegate.kernels.torch_ops import rms_norm, rope, silu_mul
+from tidegate.kernels.ops import add_rms_norm, rms_norm, rope_, silu_mul
 from tidegate.models.rope import Rotary
 
 
@@ -58,12 +58,13 @@ class Llama:
         eps = self._spec.norm_eps
         residual = embedding(tokens, self._embed)
         cos, sin = self._rotary.at(positions, residual.dtype)
-        for index, layer in enumerate(self._layers):
-            normed = rms_norm(residual, layer.attn_norm, eps)
-            residual = residual + self._attend(index, layer, normed, cos, sin)
-            normed = rms_norm(residual, layer.mlp_norm, eps)
-            residual = residual + self._mlp(layer, normed)
-        return rms_norm(residual, self._norm, eps)
+        normed = rms_norm(residual, self._layers[0].attn_norm, eps)
+        next_norms = [layer.attn_norm for layer in self._layers[1:]] + [self._norm]
+        for index, (layer, next_norm) in enumerate(zip(self._layers, next_norms, strict=True)):
+            attended = self._attend(index, layer, normed, cos, sin)
+            normed = add_rms_norm(attended, residual, layer.mlp_norm, eps)
+            normed = add_rms_norm(self._mlp(layer, normed), residual, next_norm, eps)
+        return normed
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """Next-token logits, float32 ``[N, vocab]``, of hidden states ``[N, hidden]``."""
@@ -77,7 +78,7 @@ class Llama:
         if layer.q_norm is not None and layer.k_norm is not None:
             q, k = qk[:, :heads], qk[:, heads:]
             qk = torch.cat((rms_norm(q, layer.q_norm, spec.norm_eps), rms_norm(k, layer.k_norm, spec.norm_eps)), dim=1)
-        qk = rope(qk, cos, sin)
+        qk = rope_(qk, cos, sin)
         attended = self._attention.run(index, qk[:, :heads], qk[:, heads:], v)
         return linear(attended.reshape(-1, heads * spec.head_dim), layer.o, layer.o_bias)
 

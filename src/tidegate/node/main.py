@@ -10,23 +10,19 @@ import select
 import signal
 import socket
 import sys
-from math import prod
 from pathlib import Path
 
 from tidegate.base.clock import now_s
 from tidegate.base.errors import ConfigError, TidegateError
+from tidegate.base.specs import PoolSpec
 from tidegate.core.config import CoreConfig
 from tidegate.core.core import Core
 from tidegate.core.record import Recorder
-from tidegate.device.core_sets import CoreSets
-from tidegate.device.memory import SharedMemory, lay_out, region_bytes
 from tidegate.models.sources import open_model
-from tidegate.models.weights import layout
 from tidegate.node import wire
+from tidegate.node.backend import Traits, make_backend
 from tidegate.node.config import EngineConfig
 from tidegate.node.node import Node, OnEvent
-from tidegate.node.process_lanes import ProcessLanes
-from tidegate.node.sizing import size_pool
 from tidegate.policy.modes import MODES
 
 
@@ -42,61 +38,56 @@ def run(channel: wire.Channel, config: EngineConfig) -> None:
     source = open_model(config.model, config.load_format, config.seed)
     tokenizer = source.tokenizer_dir or source.gguf_file
     channel.send(wire.ModelFound(str(tokenizer) if tokenizer else None))
-    shapes = layout(source.spec)
-    pool_spec = size_pool(source.spec, config, weight_bytes=4 * sum(prod(shape) for shape in shapes.values()))
-    core = Core(core_config(config, source.spec.vocab_size, pool_spec.num_blocks, pool_spec.max_model_len))
-    regions, num_bytes = lay_out(source.spec, pool_spec, shapes)
-    memory = SharedMemory.create(num_bytes)
-    lanes = ProcessLanes(memory.fd)
+    backend = make_backend(config, source)
+    pool = backend.size_pool(config)
+    core = Core(core_config(config, backend.traits, source.spec.vocab_size, pool))
+
+    def ready() -> wire.EngineInfo:
+        return wire.EngineInfo(
+            model=source.spec,
+            pool=pool,
+            mode=core.mode.name,
+            modes=list(MODES),
+            max_model_len=pool.max_model_len,
+            weight_bytes=backend.weight_bytes,
+            kv_bytes=backend.kv_bytes,
+            device=backend.description,
+            sharing=backend.sharing,
+            start_seconds=now_s() - start,
+            lane_pids=lanes.pids(),
+        )
+
     try:
-        for lane in core.mode.lanes:
-            lanes.start(lane.name)  # they import while the weights are read
-        weights, pool = memory.open_pool(pool_spec, regions)
-        source.load(weights, lambda fraction: progress("loading weights", fraction))
-        cores = CoreSets(config.cores).cores
-        progress("starting lanes", 0.0)
-        lanes.provide(pool, lambda lane: wire.LaneInit(lane, source.spec, pool_spec, regions, num_bytes, cores))
-        sizes = {region.name: region_bytes(region) for region in regions}
-
-        def ready() -> wire.EngineInfo:
-            return wire.EngineInfo(
-                model=source.spec,
-                pool=pool_spec,
-                mode=core.mode.name,
-                modes=list(MODES),
-                max_model_len=pool_spec.max_model_len,
-                weight_bytes=sum(size for name, size in sizes.items() if name.startswith("weights/")),
-                kv_bytes=sizes["kv"],
-                device=f"cpu, {len(cores)} cores" if len(cores) > 1 else "cpu, 1 core",
-                sharing="core sets",
-                start_seconds=now_s() - start,
-                lane_pids=lanes.pids(),
-            )
-
+        lanes = backend.open([lane.name for lane in core.mode.lanes], progress)
         with contextlib.ExitStack() as stack:
             on_event: OnEvent = core.on_event
             if config.record is not None:
                 on_event = Recorder(core, stack.enter_context(Path(config.record).open("wb"))).on_event
             Node(core, on_event, lanes, channel).run(ready)
     finally:
-        lanes.close()
+        backend.close()
 
 
-def core_config(config: EngineConfig, vocab_size: int, num_blocks: int, max_model_len: int) -> CoreConfig:
+def core_config(config: EngineConfig, traits: Traits, vocab_size: int, pool: PoolSpec) -> CoreConfig:
+    batched_tokens = config.max_num_batched_tokens or traits.max_num_batched_tokens
     return CoreConfig(
-        num_blocks=num_blocks,
-        block_size=config.block_size,
-        max_num_seqs=config.max_num_seqs,
-        max_model_len=max_model_len,
+        num_blocks=pool.num_blocks,
+        block_size=pool.block_size,
+        max_num_seqs=pool.max_num_seqs,
+        max_model_len=pool.max_model_len,
         vocab_size=vocab_size,
-        max_num_batched_tokens=config.max_num_batched_tokens,
+        max_num_batched_tokens=min(batched_tokens, traits.max_prefill_tokens),
         mode=config.mode,
         shares={"P": config.prefill_share, "D": 1.0 - config.prefill_share},
         order=config.order,
         prefix_caching=config.prefix_caching,
         prefix_secret=os.urandom(32),
         max_waiting=config.max_waiting,
-        slice_seconds=config.slice_ms / 1e3,
+        slice_seconds=config.slice_ms / 1e3 if config.slice_ms is not None else traits.slice_seconds,
+        min_slice_tokens=traits.min_slice_tokens,
+        slice_quantum_tokens=traits.slice_quantum_tokens,
+        max_slices=traits.max_slices,
+        prefill_tokens_per_s=traits.prefill_tokens_per_s,
     )
 
 

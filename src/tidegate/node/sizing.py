@@ -10,12 +10,18 @@ DEFAULT_KV_BYTES = 4 << 30
 MEMORY_FRACTION = 0.4  # of the free memory that KV takes at most, unless the user says how much
 
 
-def size_pool(model: ModelSpec, config: EngineConfig, weight_bytes: int) -> PoolSpec:
-    """Raises ConfigError when the KV cache can't hold the longest sequence asked for."""
-    if config.max_num_seqs < 1 or config.block_size < 1:
+def pool_of(
+    model: ModelSpec, config: EngineConfig, room_bytes: int, element_bytes: int, dtype: str, max_num_seqs: int
+) -> PoolSpec:
+    """The pool that fits into ``room_bytes`` of KV cache, of ``element_bytes`` an element.
+
+    Raises ConfigError when it can't hold the longest sequence asked for.
+    """
+    seqs = config.max_num_seqs if config.max_num_seqs is not None else max_num_seqs
+    if seqs < 1 or config.block_size < 1:
         raise ConfigError("--max-num-seqs and --block-size must be at least 1")
-    block_bytes = model.kv_bytes_per_token * config.block_size
-    num_blocks = config.num_blocks if config.num_blocks is not None else kv_bytes(config, weight_bytes) // block_bytes
+    block_bytes = model.kv_elements_per_token * element_bytes * config.block_size
+    num_blocks = config.num_blocks if config.num_blocks is not None else room_bytes // block_bytes
     capacity = max(0, num_blocks) * config.block_size
     max_model_len = min(model.max_len, capacity) if config.max_model_len is None else config.max_model_len
     if not 1 <= max_model_len <= capacity:
@@ -24,11 +30,11 @@ def size_pool(model: ModelSpec, config: EngineConfig, weight_bytes: int) -> Pool
             f"one sequence of {max(1, max_model_len)} tokens needs {needed / 2**20:.1f} MiB of KV cache, and there is "
             f"room for {capacity} tokens: lower --max-model-len or raise --kv-cache-memory-bytes"
         )
-    return PoolSpec(num_blocks, config.block_size, config.max_num_seqs, max_model_len)
+    return PoolSpec(num_blocks, config.block_size, seqs, max_model_len, dtype)
 
 
-def kv_bytes(config: EngineConfig, weight_bytes: int) -> int:
-    """As the user says, else 4 GiB, but no more than a good part of what is free."""
+def host_kv_bytes(config: EngineConfig, weight_bytes: int) -> int:
+    """Of a machine without a GPU: as the user says, else 4 GiB, but no more than a good part of what is free."""
     if config.kv_cache_memory_bytes is not None:
         return config.kv_cache_memory_bytes
     if config.gpu_memory_utilization is not None:

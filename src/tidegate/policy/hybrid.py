@@ -1,8 +1,8 @@
 """Every decode, and a chunk of prompt tokens with what is left of the budget (Sarathi-Serve, OSDI '24; "vLLM-S")."""
 
-from tidegate.policy.rule import Plan, View, fill
+from tidegate.policy.rule import Budget, Plan, View, fill
 
 
-def hybrid(view: View, budget_tokens: int) -> Plan:
+def hybrid(view: View, budget: Budget) -> Plan:
     decodes = view.decodes()
-    return Plan(fill(view, budget_tokens - len(decodes)), decodes)
+    return Plan(fill(view, budget.tokens - len(decodes), budget.prompts), decodes)

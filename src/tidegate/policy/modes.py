@@ -15,7 +15,6 @@ class LaneSpec:
     name: str
     phases: str
     rule: BatchRule
-    depth: int = 1  # batches in flight at most
 
 
 @dataclass(frozen=True)

@@ -31,20 +31,27 @@ class Plan(NamedTuple):
     decodes: list[Any]
 
 
+class Budget(NamedTuple):
+    """Of one batch. A hybrid batch's decodes count as tokens too."""
+
+    tokens: int
+    prompts: int  # that may have a slice in it
+
+
 class BatchRule(Protocol):
-    """Who is in a lane's next batch. ``budget_tokens`` bounds prompt tokens and, for hybrid batches, decodes too."""
+    """Who is in a lane's next batch."""
 
-    def __call__(self, view: View, budget_tokens: int) -> Plan: ...
+    def __call__(self, view: View, budget: Budget) -> Plan: ...
 
 
-def fill(view: View, budget_tokens: int) -> list[tuple[Any, int]]:
+def fill(view: View, tokens: int, prompts: int) -> list[tuple[Any, int]]:
     """Prompt tokens up to the budget, best candidate first, the last one cut to fit."""
     chosen: list[tuple[Any, int]] = []
-    if budget_tokens > 0:
+    if tokens > 0:
         for candidate in view.prefills():
-            count = min(candidate.remaining, budget_tokens)
+            count = min(candidate.remaining, tokens)
             chosen.append((candidate, count))
-            budget_tokens -= count
-            if budget_tokens == 0:
+            tokens -= count
+            if tokens == 0 or len(chosen) == prompts:
                 break
     return chosen

@@ -47,6 +47,12 @@ class Sampler:
     def apply(self, setups: Iterable[SlotSetup]) -> None:
         self._table.apply(setups)
 
+    def plain(self, slots: list[int], positions: list[int]) -> bool:
+        """Whether every row's token is just the best one of the raw logits, and nothing else is asked for."""
+        params, where = self._table.gather(slots), np.array(positions, dtype=np.int64)
+        asked = params["random"] | params["penalised"] | params["biased"] | params["wants_logprobs"]
+        return not (asked | (where < params["barred_until"])).any()
+
     def sample(self, logits: torch.Tensor, slots: list[int], positions: list[int]) -> Sampled:
         """Chooses for each row of ``logits`` float32 [N, V], N > 0, the token of request ``slots[i]`` that will be at
         ``positions[i]``. Overwrites ``logits``."""

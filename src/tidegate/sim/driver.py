@@ -4,7 +4,7 @@ import heapq
 from collections.abc import Callable
 
 from tidegate.base.batch import Batch
-from tidegate.base.events import Action, BatchDone, Emit, Event, LaneLost, LaneReady, Launch, Wake
+from tidegate.base.events import Action, BatchDone, BatchEnding, Emit, Event, LaneLost, LaneReady, Launch, Wake
 from tidegate.base.request import Output
 from tidegate.core.core import Core
 from tidegate.sim.device import FakeDevice
@@ -24,13 +24,15 @@ class Simulation:
 
     START_SECONDS = 0.5  # from Wake to LaneReady
 
-    def __init__(self, core: Core, device: FakeDevice, predict: Predict) -> None:
+    def __init__(self, core: Core, device: FakeDevice, predict: Predict, ending: float | None = None) -> None:
+        """``ending``: the fraction of a batch's time after which its lane says that it is about to end, if it does."""
         self.core = core
         self.device = device
         self.now = 0.0
         self.outputs: dict[str, list[Output]] = {}
         self.log: list[tuple[float, Event, list[Action]]] = []
         self._predict = predict
+        self._ending = ending
         self._queue: list[tuple[float, int, Event | Batch, str, int]] = []
         self._sequence = 0
         self._epoch: dict[str, int] = {}
@@ -74,7 +76,10 @@ class Simulation:
             if isinstance(action, Launch):
                 self.device.apply(action.batch.tables)
                 start = max(self.now, self._busy_until.get(action.lane, 0.0))
-                end = start + self._predict(action.lane, action.batch)
+                seconds = self._predict(action.lane, action.batch)
+                end = start + seconds
+                if self._ending is not None:
+                    self.at(start + self._ending * seconds, BatchEnding(action.lane, action.batch.id))
                 self._busy_until[action.lane] = end
                 self._push(end, action.batch, action.lane, self._epoch.get(action.lane, 0))
             elif isinstance(action, Emit):

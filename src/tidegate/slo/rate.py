@@ -8,16 +8,17 @@ class PrefillRate:
     """
 
     WEIGHT = 0.3  # of a new observation
-    QUANTUM = 16  # slices are whole multiples of it
 
-    def __init__(self, initial_tokens_per_s: float) -> None:
+    def __init__(self, initial_tokens_per_s: float, quantum_tokens: int) -> None:
+        """Slices are whole multiples of ``quantum_tokens``; shorter ones tell nothing about the rate."""
         self.tokens_per_s = initial_tokens_per_s
+        self._quantum = quantum_tokens
 
     def observe(self, tokens: int, seconds: float, share: float) -> None:
-        if tokens >= self.QUANTUM and seconds > 0:
+        if tokens >= self._quantum and seconds > 0:
             self.tokens_per_s += self.WEIGHT * (tokens / (seconds * share) - self.tokens_per_s)
 
     def tokens_within(self, seconds: float, share: float, least: int, most: int) -> int:
         """The slice predicted to take at most ``seconds`` on ``share``, between ``least`` and ``most`` tokens."""
         fit = int(self.tokens_per_s * share * seconds)
-        return max(least, min(most, fit - fit % self.QUANTUM))
+        return max(least, min(most, fit - fit % self._quantum))

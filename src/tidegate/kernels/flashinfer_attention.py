@@ -1,0 +1,165 @@
+"""Paged attention with FlashInfer, in a form that a CUDA graph can hold: FA3 for prompt rows, its decode kernel for
+decode rows.
+
+A step's addresses are fixed at capture; what changes from step to step are the integers in ``meta`` (copied to the
+device once a step) and each wrapper's schedule (planned on the host, copied by FlashInfer's ``plan``). Schedules are
+staged in two pinned buffers in turn, so that a step can be planned while the copy for the one before is pending.
+"""
+
+from typing import Any, NamedTuple
+
+import flashinfer
+import torch
+from flashinfer.decode import get_batch_decode_module
+from flashinfer.prefill import get_batch_prefill_module
+
+from tidegate.base.specs import ModelSpec
+from tidegate.kernels.triton_write_kv import write_kv
+
+INT_WORKSPACE_BYTES = 8 << 20
+
+
+class PagedRows(NamedTuple):
+    """Rows of one kind, as the kernels take them: int32 tensors on the device, filled before each replay."""
+
+    indptr: torch.Tensor  # [rows + 1]: row r's blocks are indices[indptr[r] : indptr[r + 1]]
+    indices: torch.Tensor  # [most blocks of all rows]
+    last_block_len: torch.Tensor  # [rows]: tokens in each row's last block
+
+
+class _Schedules:
+    """Two pinned staging buffers for a wrapper's schedule."""
+
+    def __init__(self) -> None:
+        self._buffers = [torch.empty(INT_WORKSPACE_BYTES, dtype=torch.uint8, pin_memory=True) for _ in range(2)]
+
+    def next(self) -> torch.Tensor:
+        self._buffers.reverse()
+        return self._buffers[0]
+
+
+class PrefillRows:
+    """Prompt rows: at most ``len(rows.last_block_len)`` of them, ``num_tokens`` queries in all."""
+
+    def __init__(
+        self, spec: ModelSpec, dtype: torch.dtype, block_size: int, num_tokens: int, workspace: torch.Tensor,
+        qo_indptr: torch.Tensor, rows: PagedRows,
+    ) -> None:  # fmt: skip
+        self._spec, self._dtype, self._block_size, self._num_tokens = spec, dtype, block_size, num_tokens
+        self._workspace = workspace
+        self._schedules = _Schedules()
+        self._window = spec.sliding_window - 1 if spec.sliding_window else -1
+        self._wrapper = flashinfer.BatchPrefillWithPagedKVCacheWrapper(
+            workspace, "NHD", use_cuda_graph=True, qo_indptr_buf=qo_indptr, paged_kv_indptr_buf=rows.indptr,
+            paged_kv_indices_buf=rows.indices, paged_kv_last_page_len_buf=rows.last_block_len, backend="fa3",
+        )  # fmt: skip
+        self._module = get_batch_prefill_module(
+            "fa3", dtype, dtype, dtype, torch.int32, spec.head_dim, spec.head_dim, 0, self._window >= 0, False, False
+        )
+
+    def plan_shape(self, num_rows: int) -> None:
+        """FlashInfer's own plan, once, before capture: it also sets what ``run`` reads on the host."""
+        spec, size = self._spec, self._block_size
+        qo = torch.full((num_rows + 1,), self._num_tokens, dtype=torch.int32)
+        qo[0] = 0
+        blocks = -(-self._num_tokens // size)
+        indptr = torch.arange(num_rows + 1, dtype=torch.int32).clamp_(max=1) * blocks
+        last = torch.full((num_rows,), self._num_tokens - (blocks - 1) * size, dtype=torch.int32)
+        lens = torch.zeros(num_rows, dtype=torch.int32)
+        lens[0] = self._num_tokens
+        self._wrapper.plan(
+            qo, indptr, torch.zeros(blocks, dtype=torch.int32), last, spec.num_heads, spec.num_kv_heads, spec.head_dim,
+            size, causal=True, window_left=self._window, q_data_type=self._dtype, kv_data_type=self._dtype,
+            seq_lens=lens,
+        )  # fmt: skip
+
+    def plan(self, qo_indptr: torch.Tensor, indptr: torch.Tensor, kv_lens: torch.Tensor) -> None:
+        """The schedule of a step, from int32 tensors on the host; enqueues its copy on the current stream."""
+        spec = self._spec
+        self._module.plan(
+            self._workspace, self._wrapper._int_workspace_buffer, self._schedules.next(), qo_indptr, indptr, kv_lens,
+            self._num_tokens, len(kv_lens), spec.num_heads, spec.num_kv_heads, self._block_size, True, spec.head_dim,
+            spec.head_dim, True, self._window,
+        )  # fmt: skip
+
+    def run(self, q: torch.Tensor, cache: tuple[torch.Tensor, torch.Tensor], out: torch.Tensor) -> None:
+        self._wrapper.run(q, cache, out=out)
+
+
+class DecodeRows:
+    """One query a row; ``len(rows.last_block_len)`` rows, padding included."""
+
+    def __init__(
+        self, spec: ModelSpec, dtype: torch.dtype, block_size: int, workspace: torch.Tensor, rows: PagedRows
+    ) -> None:
+        self._spec, self._dtype, self._block_size = spec, dtype, block_size
+        self._workspace = workspace
+        self._schedules = _Schedules()
+        self._window = spec.sliding_window - 1 if spec.sliding_window else -1
+        self._empty = torch.empty(0, dtype=dtype)
+        self._num_rows = len(rows.last_block_len)
+        self._wrapper = flashinfer.BatchDecodeWithPagedKVCacheWrapper(
+            workspace, "NHD", use_cuda_graph=True, paged_kv_indptr_buffer=rows.indptr,
+            paged_kv_indices_buffer=rows.indices, paged_kv_last_page_len_buffer=rows.last_block_len,
+        )  # fmt: skip
+        self._module = get_batch_decode_module(
+            dtype, dtype, dtype, torch.int32, spec.head_dim, spec.head_dim, 0, self._window >= 0, False
+        )
+
+    def plan_shape(self) -> None:
+        """See ``PrefillRows.plan_shape``."""
+        spec, count = self._spec, self._num_rows
+        self._wrapper.plan(
+            torch.arange(count + 1, dtype=torch.int32), torch.zeros(count, dtype=torch.int32),
+            torch.ones(count, dtype=torch.int32), spec.num_heads, spec.num_kv_heads, spec.head_dim, self._block_size,
+            window_left=self._window, q_data_type=self._dtype, kv_data_type=self._dtype,
+        )  # fmt: skip
+
+    def plan(self, indptr: torch.Tensor) -> None:
+        """See ``PrefillRows.plan``."""
+        spec = self._spec
+        self._module.plan(
+            self._workspace, self._wrapper._int_workspace_buffer, self._schedules.next(), indptr, self._num_rows,
+            spec.num_heads, spec.num_kv_heads, self._block_size, True, self._window, 0.0, spec.head_dim,
+            spec.head_dim, self._empty, self._empty,
+        )  # fmt: skip
+
+    def run(self, q: torch.Tensor, cache: tuple[torch.Tensor, torch.Tensor], out: torch.Tensor) -> None:
+        self._wrapper.run(q, cache, out=out)
+
+
+class GraphAttention:
+    """``kernels.attention.Attention.run`` for a step of ``num_prefill`` prompt tokens followed by decode rows."""
+
+    def __init__(
+        self, kv: torch.Tensor, places: torch.Tensor, num_prefill: int, prefill: PrefillRows | None,
+        decode: DecodeRows | None,
+    ) -> None:  # fmt: skip
+        self._caches = [(layer[0], layer[1]) for layer in kv]
+        self._places = places  # int32 [T]: where in the array each token's KV goes
+        self._num_prefill = num_prefill
+        self._prefill, self._decode = prefill, decode
+
+    def run(self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        cache, split = self._caches[layer], self._num_prefill
+        write_kv(k, v, *cache, self._places)
+        q = q.contiguous()
+        out = torch.empty_like(q)
+        if self._prefill is not None:
+            self._prefill.run(q[:split], cache, out[:split])
+        if self._decode is not None:
+            self._decode.run(q[split:], cache, out[split:])
+        return out
+
+
+class SwitchedAttention:
+    """Lets one model be captured over many attentions: runs whichever is ``current``."""
+
+    def __init__(self) -> None:
+        self.current: Any = None
+
+    def plan(self, rows: object) -> None:
+        raise AssertionError("graphs are planned one by one")
+
+    def run(self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        return self.current.run(layer, q, k, v)  # type: ignore[no-any-return]

@@ -1,0 +1,34 @@
+"""Rotary embedding in place, for the query and key heads of a fused projection."""
+
+import torch
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def _rope_kernel(x, cos, sin, token_stride, HALF: tl.constexpr, HEADS: tl.constexpr, POWER: tl.constexpr):  # type: ignore[no-untyped-def]
+    token = tl.program_id(0).to(tl.int64)
+    element = tl.arange(0, POWER)
+    inside = element < HALF
+    c = tl.load(cos + token * HALF + element, mask=inside).to(tl.float32)
+    s = tl.load(sin + token * HALF + element, mask=inside).to(tl.float32)
+    for head in range(HEADS):
+        place = x + token * token_stride + head * 2 * HALF + element
+        first = tl.load(place, mask=inside).to(tl.float32)
+        second = tl.load(place + HALF, mask=inside).to(tl.float32)
+        tl.store(place, (first * c - second * s).to(x.dtype.element_ty), mask=inside)
+        tl.store(place + HALF, (second * c + first * s).to(x.dtype.element_ty), mask=inside)
+
+
+def rope_(qk: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+    """Turns element i of each head ``qk[T, H, D]`` with element i + D/2 by cos and sin ``[T, 1, D/2]``, in place.
+
+    The last two axes must be dense; the first may have any stride.
+    """
+    tokens, heads, dim = qk.shape
+    assert qk.stride(2) == 1 and qk.stride(1) == dim
+    half = dim // 2
+    _rope_kernel[(tokens,)](
+        qk, cos, sin, qk.stride(0), HALF=half, HEADS=heads, POWER=triton.next_power_of_2(half), num_warps=4
+    )
+    return qk

@@ -1,0 +1,28 @@
+"""Writes a step's keys and values to their places in the paged array."""
+
+import torch
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def _write_kv_kernel(k, v, k_cache, v_cache, places, k_stride, v_stride, WIDTH: tl.constexpr, POWER: tl.constexpr):  # type: ignore[no-untyped-def]
+    token = tl.program_id(0).to(tl.int64)
+    place = tl.load(places + token).to(tl.int64)
+    element = tl.arange(0, POWER)
+    inside = element < WIDTH
+    key = tl.load(k + token * k_stride + element, mask=inside)
+    value = tl.load(v + token * v_stride + element, mask=inside)
+    tl.store(k_cache + place * WIDTH + element, key.to(k_cache.dtype.element_ty), mask=inside)
+    tl.store(v_cache + place * WIDTH + element, value.to(v_cache.dtype.element_ty), mask=inside)
+
+
+def write_kv(
+    k: torch.Tensor, v: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, places: torch.Tensor
+) -> None:
+    """``k, v [T, Hkv, D]`` (dense in the last two axes) to token places ``int32 [T]`` of caches
+    ``[num_blocks, block_size, Hkv, D]``; place = block * block_size + offset."""
+    width = k.shape[1] * k.shape[2]
+    _write_kv_kernel[(k.shape[0],)](
+        k, v, k_cache, v_cache, places, k.stride(0), v.stride(0), WIDTH=width, POWER=triton.next_power_of_2(width)
+    )

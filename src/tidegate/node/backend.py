@@ -1,0 +1,75 @@
+"""What a device brings to a node: memory for a pool, lanes over it, and the traits that the core's settings need."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+from tidegate.base.errors import ConfigError
+from tidegate.base.specs import PoolSpec
+from tidegate.models.sources import ModelSource
+from tidegate.node.config import EngineConfig
+from tidegate.node.lane_host import LaneHost
+
+Progress = Callable[[str, float], None]
+
+
+@dataclass(frozen=True)
+class Traits:
+    """Of a device, for the core."""
+
+    slice_seconds: float
+    min_slice_tokens: int
+    slice_quantum_tokens: int
+    max_slices: int  # prompts in one batch
+    max_prefill_tokens: int  # of one batch
+    prefill_tokens_per_s: float  # a first guess
+    max_num_seqs: int  # where the user does not say
+    max_num_batched_tokens: int  # the same
+
+
+class Backend(Protocol):
+    @property
+    def traits(self) -> Traits: ...
+
+    @property
+    def description(self) -> str:
+        """The device, for people."""
+        ...
+
+    @property
+    def sharing(self) -> str:
+        """How its compute is divided, for people."""
+        ...
+
+    @property
+    def weight_bytes(self) -> int: ...
+
+    @property
+    def kv_bytes(self) -> int: ...
+
+    def size_pool(self, config: EngineConfig) -> PoolSpec:
+        """Called first. Raises ConfigError where the KV cache can't hold what was asked for."""
+        ...
+
+    def open(self, lanes: list[str], progress: Progress) -> LaneHost:
+        """Reads the weights and starts the lanes."""
+        ...
+
+    def close(self) -> None: ...
+
+
+def make_backend(config: EngineConfig, source: ModelSource) -> Backend:
+    """The backend of ``--device``; "auto" is a GPU where there is one that torch can use."""
+    import torch
+
+    if config.device not in ("auto", "cpu", "cuda"):
+        raise ConfigError(f"unknown device {config.device!r}; choose auto, cpu or cuda")
+    if config.device == "cuda" and not torch.cuda.is_available():
+        raise ConfigError("torch finds no GPU that it can use; --device cpu serves without one")
+    if config.device == "cpu" or not torch.cuda.is_available():
+        from tidegate.node.cpu_backend import CpuBackend
+
+        return CpuBackend(config, source)
+    from tidegate.node.gpu_backend import GpuBackend
+
+    return GpuBackend(config, source)

@@ -1,0 +1,68 @@
+"""A machine without a GPU: weights and KV in a memory file, lanes as processes on sets of cores."""
+
+from math import prod
+
+from tidegate.base.specs import PoolSpec
+from tidegate.device.core_sets import CoreSets
+from tidegate.device.memory import SharedMemory, lay_out, region_bytes
+from tidegate.models.sources import ModelSource
+from tidegate.models.weights import layout
+from tidegate.node import wire
+from tidegate.node.backend import Progress, Traits
+from tidegate.node.config import EngineConfig
+from tidegate.node.lane_host import LaneHost
+from tidegate.node.process_lanes import ProcessLanes
+from tidegate.node.sizing import host_kv_bytes, pool_of
+
+FLOAT_BYTES = 4
+
+
+class CpuBackend:
+    traits = Traits(
+        slice_seconds=0.2,
+        min_slice_tokens=32,
+        slice_quantum_tokens=16,
+        max_slices=1 << 20,
+        max_prefill_tokens=1 << 20,
+        prefill_tokens_per_s=500.0,
+        max_num_seqs=64,
+        max_num_batched_tokens=2048,
+    )
+    sharing = "core sets"
+
+    def __init__(self, config: EngineConfig, source: ModelSource) -> None:
+        self._source = source
+        self._cores = CoreSets(config.cores).cores
+        self._shapes = layout(source.spec)
+        self.weight_bytes = FLOAT_BYTES * sum(prod(shape) for shape in self._shapes.values())
+        self.kv_bytes = 0
+        self._pool_spec: PoolSpec | None = None
+        self._lanes: ProcessLanes | None = None
+
+    @property
+    def description(self) -> str:
+        return f"cpu, {len(self._cores)} cores" if len(self._cores) > 1 else "cpu, 1 core"
+
+    def size_pool(self, config: EngineConfig) -> PoolSpec:
+        room = host_kv_bytes(config, self.weight_bytes)
+        self._pool_spec = pool_of(self._source.spec, config, room, FLOAT_BYTES, "float32", self.traits.max_num_seqs)
+        return self._pool_spec
+
+    def open(self, lanes: list[str], progress: Progress) -> LaneHost:
+        assert self._pool_spec is not None
+        spec, pool_spec, cores = self._source.spec, self._pool_spec, self._cores
+        regions, num_bytes = lay_out(spec, pool_spec, self._shapes)
+        self.kv_bytes = next(region_bytes(region) for region in regions if region.name == "kv")
+        memory = SharedMemory.create(num_bytes)
+        self._lanes = host = ProcessLanes(memory.fd)
+        for lane in lanes:
+            host.start(lane)  # they import while the weights are read
+        weights, pool = memory.open_pool(pool_spec, regions)
+        self._source.load(weights, lambda fraction: progress("loading weights", fraction))
+        progress("starting lanes", 0.0)
+        host.provide(pool, lambda lane: wire.LaneInit(lane, spec, pool_spec, regions, num_bytes, cores))
+        return host
+
+    def close(self) -> None:
+        if self._lanes is not None:
+            self._lanes.close()

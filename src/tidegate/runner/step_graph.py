@@ -1,0 +1,219 @@
+"""A step as one CUDA graph: embedding, layers, logits and the greedy choice, for a fixed number of prompt tokens and
+decode rows. A batch is put into the smallest graph that holds it; what it does not fill is padding, which reads and
+writes only a block and a slot that belong to nobody.
+"""
+
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from tidegate.base.batch import Batch
+from tidegate.base.specs import ModelSpec
+from tidegate.device.pool import Pool
+from tidegate.kernels.flashinfer_attention import DecodeRows, GraphAttention, PagedRows, PrefillRows, SwitchedAttention
+from tidegate.models.registry import Model
+
+MAX_SLICES = 16  # prompts in one step
+
+
+class StepShape(NamedTuple):
+    prefill_tokens: int
+    decodes: int
+
+
+class Scratch(NamedTuple):
+    """What padding uses: a block and a slot that the core never gives away."""
+
+    block: int
+    slot: int
+
+
+class _Layout:
+    """Where each integer array lies in a step's ``meta`` buffer."""
+
+    def __init__(self, shape: StepShape, max_prefill_blocks: int, max_decode_blocks: int) -> None:
+        tokens = shape.prefill_tokens + shape.decodes
+        slices = MAX_SLICES if shape.prefill_tokens else 0
+        sizes = {
+            "slots": tokens, "positions": tokens, "places": tokens, "inputs": shape.prefill_tokens,
+            "sampled": slices + shape.decodes,
+            "qo_indptr": slices + 1, "p_indptr": slices + 1, "p_last": slices,
+            "d_indptr": shape.decodes + 1, "d_last": shape.decodes,
+            "p_indices": max_prefill_blocks if slices else 0, "d_indices": max_decode_blocks if shape.decodes else 0,
+        }  # fmt: skip
+        self.spans: dict[str, tuple[int, int]] = {}
+        at = 0
+        for name, size in sizes.items():
+            self.spans[name] = (at, at + size)
+            at += -(-size // 4) * 4  # kernels want 16-byte alignment
+        self.size = at
+        self.fixed = self.spans["p_indices"][0]  # everything before the block lists is copied whole
+
+
+class StepGraph:
+    """Not thread-safe: belongs to one lane's stream."""
+
+    def __init__(
+        self, spec: ModelSpec, model: Model, attention: SwitchedAttention, pool: Pool, shape: StepShape,
+        scratch: Scratch, workspace: torch.Tensor,
+    ) -> None:  # fmt: skip
+        self.shape = shape
+        self._model, self._attention, self._pool, self._scratch = model, attention, pool, scratch
+        device, per_seq = pool.kv.device, pool.spec.max_blocks_per_seq
+        self._layout = _Layout(shape, MAX_SLICES * per_seq, shape.decodes * per_seq)
+        self._meta = torch.zeros(self._layout.size, dtype=torch.int32, device=device)
+        self._hosts = [torch.zeros(self._layout.size, dtype=torch.int32, pin_memory=True) for _ in range(2)]
+        block_size, dtype = pool.spec.block_size, pool.kv.dtype
+        self._prefill = self._decode = None
+        if shape.prefill_tokens:
+            rows = PagedRows(self._of("p_indptr"), self._of("p_indices"), self._of("p_last"))
+            self._prefill = PrefillRows(
+                spec, dtype, block_size, shape.prefill_tokens, workspace, self._of("qo_indptr"), rows
+            )
+        if shape.decodes:
+            rows = PagedRows(self._of("d_indptr"), self._of("d_indices"), self._of("d_last"))
+            self._decode = DecodeRows(spec, dtype, block_size, workspace, rows)
+        self._graph_attention = GraphAttention(
+            pool.kv, self._of("places"), shape.prefill_tokens, self._prefill, self._decode
+        )
+        self._graph = torch.cuda.CUDAGraph()
+        self.logits = torch.empty(0)  # float32 [rows that may sample, vocab], after a replay
+        self.tokens = torch.empty(0)  # int64 [rows that may sample]: the greedy choice
+
+    # ---- capture
+
+    def capture(self, stream: torch.cuda.Stream, memory: object) -> None:
+        """Records the step on ``stream``; kernels stay on that stream's part of the device. ``memory``: the pool of
+        graph memory that the lane's graphs share."""
+        self._attention.current = self._graph_attention
+        with torch.cuda.stream(stream):
+            self._load_padding()
+            if self._prefill is not None:
+                self._prefill.plan_shape(MAX_SLICES)
+            if self._decode is not None:
+                self._decode.plan_shape()
+            self._compute()  # compiles and sets up what a capture may not
+            stream.synchronize()
+            with torch.cuda.graph(self._graph, pool=memory, stream=stream, capture_error_mode="thread_local"):
+                self.logits, self.tokens = self._compute()
+
+    def _compute(self) -> tuple[torch.Tensor, torch.Tensor]:
+        store, split = self._pool.tokens, self.shape.prefill_tokens
+        slots, positions = self._of("slots").long(), self._of("positions").long()
+        store.index_put_((slots[:split], positions[:split]), self._of("inputs"))
+        hidden = self._model.forward(store[slots, positions].long(), positions)
+        sampled = self._of("sampled").long()
+        logits = self._model.logits(hidden[sampled])
+        tokens = logits.argmax(-1)
+        store.index_put_((slots[sampled], positions[sampled] + 1), tokens.int())
+        return logits, tokens
+
+    # ---- steps
+
+    def load(self, batch: Batch, table: NDArray[np.int32]) -> list[int]:
+        """Enqueues the batch's integers and schedules on the current stream. ``table`` is the host's block table.
+
+        Returns the row of ``logits`` and ``tokens`` of each sampled row, in the batch's order.
+        """
+        host = self._hosts[0].numpy()
+        self._hosts.reverse()
+        view = {name: host[a:b] for name, (a, b) in self._layout.spans.items()}
+        self._fill_padding(view)
+        size, split = self._pool.spec.block_size, self.shape.prefill_tokens
+        sampled_rows: list[int] = []
+        at = blocks = 0
+        kv_lens = np.zeros(MAX_SLICES, dtype=np.int32)
+        for i, piece in enumerate(batch.slices):
+            count = len(piece.tokens)
+            end = piece.start + count
+            here = slice(at, at + count)
+            positions = np.arange(piece.start, end, dtype=np.int32)
+            row = table[piece.slot]
+            view["slots"][here] = piece.slot
+            view["positions"][here] = positions
+            view["places"][here] = row[positions // size] * size + positions % size
+            view["inputs"][here] = piece.tokens
+            used = -(-end // size)
+            view["p_indices"][blocks : blocks + used] = row[:used]
+            at, blocks = at + count, blocks + used
+            view["qo_indptr"][i + 1 :] = at
+            view["p_indptr"][i + 1 :] = blocks
+            view["p_last"][i] = end - (used - 1) * size
+            kv_lens[i] = end
+            if piece.sample:
+                view["sampled"][i] = at - 1
+                sampled_rows.append(i)
+        decodes = len(batch.decode_slots)
+        listed = 0
+        if decodes:
+            slots = np.array(batch.decode_slots, dtype=np.int32)
+            positions = np.array(batch.decode_positions, dtype=np.int32)
+            here = slice(split, split + decodes)
+            rows = table[slots]
+            view["slots"][here] = slots
+            view["positions"][here] = positions
+            view["places"][here] = rows[np.arange(decodes), positions // size] * size + positions % size
+            used_blocks = positions // size + 1
+            listed = int(used_blocks.sum())
+            widest = int(used_blocks.max())
+            view["d_indices"][:listed] = rows[:, :widest][np.arange(widest) < used_blocks[:, None]]
+            view["d_indptr"][1 : decodes + 1] = np.cumsum(used_blocks)
+            view["d_last"][:decodes] = positions % size + 1
+            first = MAX_SLICES if split else 0
+            sampled_rows += range(first, first + decodes)
+        if self._decode is not None:
+            padding = self.shape.decodes - decodes
+            view["d_indices"][listed : listed + padding] = self._scratch.block
+            view["d_indptr"][decodes + 1 :] = listed + 1 + np.arange(padding)
+            listed += padding
+        self._send(blocks, listed, kv_lens)
+        return sampled_rows
+
+    def replay(self) -> None:
+        self._graph.replay()
+
+    def _fill_padding(self, view: dict[str, NDArray[np.int32]]) -> None:
+        scratch = self._scratch
+        view["slots"][:] = scratch.slot
+        view["positions"][:] = 0
+        view["places"][:] = scratch.block * self._pool.spec.block_size
+        view["inputs"][:] = 0
+        view["qo_indptr"][:] = 0
+        view["p_indptr"][:] = 0
+        view["p_last"][:] = 1
+        view["d_indptr"][:] = 0
+        view["d_last"][:] = 1
+        split, slices = self.shape.prefill_tokens, MAX_SLICES if self.shape.prefill_tokens else 0
+        view["sampled"][slices:] = np.arange(split, split + self.shape.decodes)
+        # A slice row that does not sample reads some token's state and stores where padding stores. The last token of
+        # the prompt part is padding, or else its row is overwritten by ``load``.
+        view["sampled"][:slices] = max(split - 1, 0)
+
+    def _load_padding(self) -> None:
+        """An empty step."""
+        self.load(Batch(0, 1.0, [], [], [], [], []), np.zeros((1, 1), dtype=np.int32))
+
+    def _send(self, prefill_blocks: int, decode_blocks: int, kv_lens: NDArray[np.int32]) -> None:
+        host = self._hosts[1]  # the one just filled
+        spans = self._layout.spans
+        self._copy(host, 0, self._layout.fixed)
+        if self._prefill is not None:
+            self._copy(host, spans["p_indices"][0], prefill_blocks)
+            self._prefill.plan(self._host(host, "qo_indptr"), self._host(host, "p_indptr"), torch.from_numpy(kv_lens))
+        if self._decode is not None:
+            self._copy(host, spans["d_indices"][0], decode_blocks)
+            self._decode.plan(self._host(host, "d_indptr"))
+
+    def _copy(self, host: torch.Tensor, start: int, count: int) -> None:
+        if count:
+            self._meta[start : start + count].copy_(host[start : start + count], non_blocking=True)
+
+    def _host(self, host: torch.Tensor, name: str) -> torch.Tensor:
+        start, end = self._layout.spans[name]
+        return host[start:end]
+
+    def _of(self, name: str) -> torch.Tensor:
+        start, end = self._layout.spans[name]
+        return self._meta[start:end]
