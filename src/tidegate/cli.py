@@ -1,4 +1,4 @@
-"""The command line: ``tidegate serve MODEL``."""
+"""The command line: ``tidegate serve MODEL``, ``tidegate bench serve``."""
 
 import argparse
 import asyncio
@@ -11,6 +11,8 @@ import uvloop
 from tidegate import __version__
 from tidegate.base.clock import now_s
 from tidegate.base.errors import ConfigError, TidegateError
+from tidegate.bench.command import add_bench
+from tidegate.bench.command import run as run_bench
 from tidegate.node.client import EngineProcess, start_engine
 from tidegate.node.config import EngineConfig
 from tidegate.node.wire import EngineInfo
@@ -28,7 +30,7 @@ DEMO = "smollm2"
 def main(argv: list[str] | None = None) -> None:
     arguments = parser().parse_args(argv)
     try:
-        sys.exit(uvloop.run(run_server(arguments)))
+        sys.exit(run_bench(arguments) if arguments.command == "bench" else uvloop.run(run_server(arguments)))
     except ConfigError as error:
         print(f"tidegate: {error}", file=sys.stderr)
         sys.exit(2)
@@ -54,6 +56,7 @@ def parser() -> argparse.ArgumentParser:
             "serve", help="serve a model over OpenAI's API", description="Serve a model over OpenAI's API."
         )
     )
+    add_bench(commands)
     return top
 
 
