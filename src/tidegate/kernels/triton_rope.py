@@ -6,7 +6,7 @@ import triton.language as tl
 
 
 @triton.jit
-def _rope_kernel(x, cos, sin, token_stride, HALF: tl.constexpr, HEADS: tl.constexpr, POWER: tl.constexpr):  # type: ignore[no-untyped-def]
+def _rope_kernel(x, cos, sin, token_stride, HALF: tl.constexpr, HEADS: tl.constexpr, POWER: tl.constexpr):
     token = tl.program_id(0).to(tl.int64)
     element = tl.arange(0, POWER)
     inside = element < HALF

@@ -6,12 +6,12 @@ import triton.language as tl
 
 
 @triton.jit
-def _sm_ids_kernel(ids, spins):  # type: ignore[no-untyped-def]
+def _sm_ids_kernel(ids, spins):
     sm = tl.inline_asm_elementwise("mov.u32 $0, %smid;", "=r", [], dtype=tl.int32, is_pure=False, pack=1)
     total = 0.0
     for i in range(spins):  # long enough that every SM is given a program
         total += tl.sqrt(i + total)
-    tl.store(ids + tl.program_id(0), sm + (total < 0).to(tl.int32))
+    tl.store(ids + tl.program_id(0), tl.where(total < 0, sm + 1, sm))
 
 
 def sm_ids(stream: torch.cuda.Stream, device: torch.device) -> frozenset[int]:

@@ -6,7 +6,7 @@ import triton.language as tl
 
 
 @triton.jit
-def _write_kv_kernel(k, v, k_cache, v_cache, places, k_stride, v_stride, WIDTH: tl.constexpr, POWER: tl.constexpr):  # type: ignore[no-untyped-def]
+def _write_kv_kernel(k, v, k_cache, v_cache, places, k_stride, v_stride, WIDTH: tl.constexpr, POWER: tl.constexpr):
     token = tl.program_id(0).to(tl.int64)
     place = tl.load(places + token).to(tl.int64)
     element = tl.arange(0, POWER)

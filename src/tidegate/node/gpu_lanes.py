@@ -15,7 +15,7 @@ import torch
 
 from tidegate.base.batch import Batch
 from tidegate.base.clock import now_s
-from tidegate.base.events import BatchDone, BatchEnding, Event, LaneLost, LaneReady
+from tidegate.base.events import BatchDone, BatchEnding, Event, LaneGone, LaneReady
 from tidegate.base.specs import ModelSpec
 from tidegate.device.green_contexts import SmParts
 from tidegate.device.pool import Pool
@@ -30,7 +30,9 @@ Post = Callable[[Event], None]
 class LaneThreads:
     """One lane: a thread that enqueues and a thread that collects, in order."""
 
-    def __init__(self, name: str, make: Callable[[], GpuRunner], parts: SmParts, capped: bool, table: torch.Tensor, post: Post) -> None:  # fmt: skip
+    def __init__(
+        self, name: str, make: Callable[[], GpuRunner], parts: SmParts, capped: bool, table: torch.Tensor, post: Post
+    ) -> None:
         self._name, self._make, self._parts, self._capped = name, make, parts, capped
         self._table, self._post = table, post
         self._inbox: queue.SimpleQueue[Batch | None] = queue.SimpleQueue()
@@ -80,11 +82,12 @@ class LaneThreads:
             self._post(BatchDone(self._name, result))
 
     def _guard(self, work: Callable[[], None]) -> None:
+        """A device that has failed can't be used again from this process: there is no starting the lane anew."""
         try:
             work()
         except Exception as error:
             traceback.print_exc()
-            self._post(LaneLost(self._name, f"{type(error).__name__}: {error}"))
+            self._post(LaneGone(self._name, f"{type(error).__name__}: {error}"))
 
 
 class GpuLanes:

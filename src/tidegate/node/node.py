@@ -94,6 +94,9 @@ class Node:
                     self._lanes.start(lane)
         if isinstance(event, LaneLost):
             self._restart(event)
+        elif isinstance(event, LaneGone):
+            self._server.send(wire.Fatal(f"lane {event.lane} could not be kept running: {event.reason}"))
+            self._running = False
         elif isinstance(event, LaneReady):
             log.info("lane %s is up", event.lane)
         if self._mode_asked:
@@ -104,10 +107,7 @@ class Node:
         if self._watch.may_restart(event.lane, now_s()):
             self._lanes.start(event.lane)
             return
-        reason = f"lane {event.lane} could not be kept running: {event.reason}"
-        self._handle(LaneGone(event.lane, reason))
-        self._server.send(wire.Fatal(reason))
-        self._running = False
+        self._handle(LaneGone(event.lane, event.reason))
 
     def _from_server(self) -> list[Event]:
         messages, closed = self._server.receive()

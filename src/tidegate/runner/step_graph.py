@@ -3,7 +3,7 @@ decode rows. A batch is put into the smallest graph that holds it; what it does 
 writes only a block and a slot that belong to nobody.
 """
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -84,7 +84,7 @@ class StepGraph:
 
     # ---- capture
 
-    def capture(self, stream: torch.cuda.Stream, memory: object) -> None:
+    def capture(self, stream: torch.cuda.Stream, memory: Any) -> None:
         """Records the step on ``stream``; kernels stay on that stream's part of the device. ``memory``: the pool of
         graph memory that the lane's graphs share."""
         self._attention.current = self._graph_attention
