@@ -11,6 +11,7 @@ from cuda.bindings import driver
 
 from tidegate.base.errors import ConfigError
 
+URGENT = -5  # CUDA's highest stream priority
 QUANTUM_SMS = 8  # Hopper's driver splits in multiples of 8
 
 
@@ -38,7 +39,7 @@ class SmParts:
                 f"this driver can't divide the GPU between lanes ({error}): use --mode chunked"
             ) from error
         self.total: int = self._whole.sm.smCount
-        self._streams: dict[int, torch.cuda.Stream] = {self.total: torch.cuda.Stream(self._device)}
+        self._streams: dict[tuple[int, bool], torch.cuda.Stream] = {}
         self._contexts: list[Any] = []  # kept alive with their streams
 
     def size_for(self, share: float) -> int:
@@ -48,15 +49,24 @@ class SmParts:
         steps = round(share * self.total / QUANTUM_SMS)
         return max(1, min(steps, self.total // QUANTUM_SMS)) * QUANTUM_SMS
 
-    def stream(self, sms: int) -> torch.cuda.Stream:
-        """A stream on ``sms`` SMs: the whole device, or a multiple of the quantum."""
-        if sms not in self._streams:
-            groups, _, _ = check(driver.cuDevSmResourceSplitByCount(1, self._whole, 0, sms))
-            description = check(driver.cuDevResourceGenerateDesc(groups, 1))
-            flags = driver.CUgreenCtxCreate_flags.CU_GREEN_CTX_DEFAULT_STREAM
-            context = check(driver.cuGreenCtxCreate(description, self._handle, flags))
-            stream_flags = driver.CUstream_flags.CU_STREAM_NON_BLOCKING
-            stream = check(driver.cuGreenCtxStreamCreate(context, stream_flags, 0))
-            self._contexts.append(context)
-            self._streams[sms] = torch.cuda.ExternalStream(int(stream), device=self._device)
-        return self._streams[sms]
+    def stream(self, sms: int, urgent: bool = False) -> torch.cuda.Stream:
+        """A stream on ``sms`` SMs: the whole device, or a multiple of the quantum. Where parts overlap, the programs
+        of ``urgent`` streams are given to free SMs first."""
+        key = (sms, urgent)
+        if key not in self._streams:
+            priority = URGENT if urgent else 0
+            if sms == self.total:
+                self._streams[key] = torch.cuda.Stream(self._device, priority=priority)
+            else:
+                self._streams[key] = self._part(sms, priority)
+        return self._streams[key]
+
+    def _part(self, sms: int, priority: int) -> torch.cuda.Stream:
+        groups, _, _ = check(driver.cuDevSmResourceSplitByCount(1, self._whole, 0, sms))
+        description = check(driver.cuDevResourceGenerateDesc(groups, 1))
+        flags = driver.CUgreenCtxCreate_flags.CU_GREEN_CTX_DEFAULT_STREAM
+        context = check(driver.cuGreenCtxCreate(description, self._handle, flags))
+        stream_flags = driver.CUstream_flags.CU_STREAM_NON_BLOCKING
+        stream = check(driver.cuGreenCtxStreamCreate(context, stream_flags, priority))
+        self._contexts.append(context)
+        return torch.cuda.ExternalStream(int(stream), device=self._device)

@@ -125,7 +125,7 @@ class GpuLanes:
 
     def _runner(self, lane: str) -> GpuRunner:
         spec, weights = self._model
-        runner = GpuRunner(spec, weights, self._pool, self._scratch, self._parts)
+        runner = GpuRunner(spec, weights, self._pool, self._scratch, self._parts, urgent=lane == "D")
         self._prepare(lane, runner)
         return runner
 

@@ -39,8 +39,10 @@ class GpuRunner:
     """One lane's. Graphs of all shapes and parts share one pool of memory: a lane's steps run one after another."""
 
     def __init__(
-        self, spec: ModelSpec, weights: dict[str, torch.Tensor], pool: Pool, scratch: Scratch, parts: SmParts
-    ) -> None:
+        self, spec: ModelSpec, weights: dict[str, torch.Tensor], pool: Pool, scratch: Scratch, parts: SmParts,
+        urgent: bool,
+    ) -> None:  # fmt: skip
+        self._urgent = urgent
         self._spec, self._pool, self._scratch, self._parts = spec, pool, scratch, parts
         self._attention = SwitchedAttention()
         self._model = build_model(spec, weights, self._attention)
@@ -66,7 +68,7 @@ class GpuRunner:
                 self._spec, self._model, self._attention, self._pool, shape, self._scratch, self._workspace
             )
             with torch.inference_mode():
-                graph.capture(self._parts.stream(sms), self._memory)
+                graph.capture(self._parts.stream(sms, self._urgent), self._memory)
             self._graphs[shape, sms] = graph
         return graph
 
@@ -76,7 +78,7 @@ class GpuRunner:
         shape = self.shape_for(batch.num_prefill_tokens, len(batch.decode_slots))
         graph = self.prepare(shape, sms)
         self._sampler.apply(batch.setups)
-        stream = self._parts.stream(sms)
+        stream = self._parts.stream(sms, self._urgent)
         with torch.cuda.stream(stream):
             if self._last is not None:
                 stream.wait_event(self._last)  # the lane's batch before may have run on another part

@@ -147,6 +147,7 @@ class StepGraph:
                 sampled_rows.append(i)
         decodes = len(batch.decode_slots)
         listed = 0
+        context_lens = np.ones(self.shape.decodes, dtype=np.int32)
         if decodes:
             slots = np.array(batch.decode_slots, dtype=np.int32)
             positions = np.array(batch.decode_positions, dtype=np.int32)
@@ -161,6 +162,7 @@ class StepGraph:
             view["d_indices"][:listed] = rows[:, :widest][np.arange(widest) < used_blocks[:, None]]
             view["d_indptr"][1 : decodes + 1] = np.cumsum(used_blocks)
             view["d_last"][:decodes] = positions % size + 1
+            context_lens[:decodes] = positions + 1
             first = MAX_SLICES if split else 0
             sampled_rows += range(first, first + decodes)
         if self._decode is not None:
@@ -168,7 +170,7 @@ class StepGraph:
             view["d_indices"][listed : listed + padding] = self._scratch.block
             view["d_indptr"][decodes + 1 :] = listed + 1 + np.arange(padding)
             listed += padding
-        self._send(blocks, listed, kv_lens)
+        self._send(blocks, listed, kv_lens, context_lens)
         return sampled_rows
 
     def replay(self) -> None:
@@ -195,7 +197,9 @@ class StepGraph:
         """An empty step."""
         self.load(Batch(0, 1.0, [], [], [], [], []), np.zeros((1, 1), dtype=np.int32))
 
-    def _send(self, prefill_blocks: int, decode_blocks: int, kv_lens: NDArray[np.int32]) -> None:
+    def _send(
+        self, prefill_blocks: int, decode_blocks: int, kv_lens: NDArray[np.int32], context_lens: NDArray[np.int32]
+    ) -> None:
         host = self._hosts[1]  # the one just filled
         spans = self._layout.spans
         self._copy(host, 0, self._layout.fixed)
@@ -204,7 +208,7 @@ class StepGraph:
             self._prefill.plan(self._host(host, "qo_indptr"), self._host(host, "p_indptr"), torch.from_numpy(kv_lens))
         if self._decode is not None:
             self._copy(host, spans["d_indices"][0], decode_blocks)
-            self._decode.plan(self._host(host, "d_indptr"))
+            self._decode.plan(self._host(host, "d_indptr"), torch.from_numpy(context_lens))
 
     def _copy(self, host: torch.Tensor, start: int, count: int) -> None:
         if count:
