@@ -4,14 +4,13 @@ A part is made by one split of the whole device, so a part and its rest are disj
 was made, and a CUDA graph where it was *captured*, whatever stream launches it.
 """
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from cuda.bindings import driver
 
 from tidegate.base.errors import ConfigError
 
-URGENT = -5  # CUDA's highest stream priority
 QUANTUM_SMS = 8  # Hopper's driver splits in multiples of 8
 
 
@@ -23,8 +22,15 @@ def check(result: tuple[Any, ...]) -> Any:
     return values[0] if len(values) == 1 else tuple(values)
 
 
+class Part(NamedTuple):
+    """``first``: the first ``sms`` SMs; otherwise what a split of the device leaves when they are taken off."""
+
+    sms: int
+    first: bool
+
+
 class SmParts:
-    """Parts of one device, made on demand and kept. ``stream(n)`` runs on the first n SMs, of ``total``."""
+    """Parts of one device, made on demand and kept."""
 
     def __init__(self, device: int = 0) -> None:
         torch.cuda.init()
@@ -33,40 +39,34 @@ class SmParts:
         self._handle = check(driver.cuDeviceGet(device))
         kind = driver.CUdevResourceType.CU_DEV_RESOURCE_TYPE_SM
         try:
-            self._whole = check(driver.cuDeviceGetDevResource(self._handle, kind))
+            self._resource = check(driver.cuDeviceGetDevResource(self._handle, kind))
         except ConfigError as error:
             raise ConfigError(
                 f"this driver can't divide the GPU between lanes ({error}): use --mode chunked"
             ) from error
-        self.total: int = self._whole.sm.smCount
-        self._streams: dict[tuple[int, bool], torch.cuda.Stream] = {}
+        self.total: int = self._resource.sm.smCount
+        self.whole = Part(self.total, True)
+        self._streams: dict[Part, torch.cuda.Stream] = {self.whole: torch.cuda.Stream(self._device)}
         self._contexts: list[Any] = []  # kept alive with their streams
 
-    def size_for(self, share: float) -> int:
-        """The number of SMs nearest to ``share`` of the device that a part can have."""
-        if share >= 1.0:
-            return self.total
-        steps = round(share * self.total / QUANTUM_SMS)
-        return max(1, min(steps, self.total // QUANTUM_SMS)) * QUANTUM_SMS
+    def pair(self, share: float) -> tuple[Part, Part]:
+        """The part nearest to ``share`` of the device, and its rest. Each has at least one quantum."""
+        steps = max(1, min(round(share * self.total / QUANTUM_SMS), self.total // QUANTUM_SMS - 1))
+        return Part(steps * QUANTUM_SMS, True), Part(self.total - steps * QUANTUM_SMS, False)
 
-    def stream(self, sms: int, urgent: bool = False) -> torch.cuda.Stream:
-        """A stream on ``sms`` SMs: the whole device, or a multiple of the quantum. Where parts overlap, the programs
-        of ``urgent`` streams are given to free SMs first."""
-        key = (sms, urgent)
-        if key not in self._streams:
-            priority = URGENT if urgent else 0
-            if sms == self.total:
-                self._streams[key] = torch.cuda.Stream(self._device, priority=priority)
-            else:
-                self._streams[key] = self._part(sms, priority)
-        return self._streams[key]
+    def stream(self, part: Part) -> torch.cuda.Stream:
+        """The stream on which a part's kernels are launched and its graphs captured."""
+        if part not in self._streams:
+            first = part.sms if part.first else self.total - part.sms
+            groups, _, rest = check(driver.cuDevSmResourceSplitByCount(1, self._resource, 0, first))
+            for taken, resource in ((True, groups[0]), (False, rest)):
+                self._streams[Part(first if taken else self.total - first, taken)] = self._make(resource)
+        return self._streams[part]
 
-    def _part(self, sms: int, priority: int) -> torch.cuda.Stream:
-        groups, _, _ = check(driver.cuDevSmResourceSplitByCount(1, self._whole, 0, sms))
-        description = check(driver.cuDevResourceGenerateDesc(groups, 1))
+    def _make(self, resource: Any) -> torch.cuda.Stream:
+        description = check(driver.cuDevResourceGenerateDesc([resource], 1))
         flags = driver.CUgreenCtxCreate_flags.CU_GREEN_CTX_DEFAULT_STREAM
         context = check(driver.cuGreenCtxCreate(description, self._handle, flags))
-        stream_flags = driver.CUstream_flags.CU_STREAM_NON_BLOCKING
-        stream = check(driver.cuGreenCtxStreamCreate(context, stream_flags, priority))
+        stream = check(driver.cuGreenCtxStreamCreate(context, driver.CUstream_flags.CU_STREAM_NON_BLOCKING, 0))
         self._contexts.append(context)
         return torch.cuda.ExternalStream(int(stream), device=self._device)

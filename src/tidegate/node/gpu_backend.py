@@ -1,5 +1,6 @@
 """One GPU: weights and KV in one allocation, lanes as threads, compute divided by green contexts."""
 
+import itertools
 import sys
 from math import prod
 
@@ -8,7 +9,7 @@ import torch
 from tidegate.base.errors import ConfigError
 from tidegate.base.specs import PoolSpec
 from tidegate.device.gpu_memory import GpuMemory
-from tidegate.device.green_contexts import SmParts
+from tidegate.device.green_contexts import Part, SmParts
 from tidegate.device.memory import lay_out, region_bytes
 from tidegate.models.sources import ModelSource
 from tidegate.models.weights import layout
@@ -98,9 +99,10 @@ class GpuBackend:
         def prepare(lane: str, runner: GpuRunner) -> None:
             """Captures what the lane will most likely need; other shapes are captured when they first come."""
             wanted = self._shapes_of(lane, alone)
-            for i, (shape, sms) in enumerate((s, n) for s in wanted for n in self._sizes_of(lane, alone, parts)):
-                runner.prepare(shape, sms)
-                progress(f"capturing graphs of lane {lane}", (i + 1) / len(wanted))
+            ours = self._parts_of(lane, alone, parts)
+            for i, (shape, part) in enumerate(itertools.product(wanted, ours)):
+                runner.prepare(shape, part)
+                progress(f"capturing graphs of lane {lane}", (i + 1) / (len(wanted) * len(ours)))
 
         self._lanes = host = GpuLanes(self._source.spec, weights, pool, self._scratch, parts, prepare)
         for lane in lanes:
@@ -123,7 +125,8 @@ class GpuBackend:
         hybrids = [StepShape(n, d) for n in HYBRID_PREFILL_STEPS for d in HYBRID_DECODE_STEPS if n <= budget]
         return decodes + prefills + hybrids
 
-    def _sizes_of(self, lane: str, alone: bool, parts: SmParts) -> list[int]:
-        if lane != "P" or alone:
-            return [parts.total]
-        return sorted({parts.size_for(self._config.prefill_share), parts.total})
+    def _parts_of(self, lane: str, alone: bool, parts: SmParts) -> list[Part]:
+        if alone:
+            return [parts.whole]
+        first, rest = parts.pair(self._config.prefill_share)
+        return [parts.whole, first if lane == "P" else rest]

@@ -17,7 +17,7 @@ from tidegate.base.batch import Batch
 from tidegate.base.clock import now_s
 from tidegate.base.events import BatchDone, BatchEnding, Event, LaneGone, LaneReady
 from tidegate.base.specs import ModelSpec
-from tidegate.device.green_contexts import SmParts
+from tidegate.device.green_contexts import Part, SmParts
 from tidegate.device.pool import Pool
 from tidegate.node.foresight import Foresight
 from tidegate.runner.gpu_runner import Enqueued, GpuRunner
@@ -31,12 +31,12 @@ class LaneThreads:
     """One lane: a thread that enqueues and a thread that collects, in order."""
 
     def __init__(
-        self, name: str, make: Callable[[], GpuRunner], parts: SmParts, capped: bool, table: torch.Tensor, post: Post
+        self, name: str, make: Callable[[], GpuRunner], parts: SmParts, first: bool, table: torch.Tensor, post: Post
     ) -> None:
-        self._name, self._make, self._parts, self._capped = name, make, parts, capped
+        self._name, self._make, self._parts, self._first = name, make, parts, first
         self._table, self._post = table, post
         self._inbox: queue.SimpleQueue[Batch | None] = queue.SimpleQueue()
-        self._enqueued: queue.SimpleQueue[tuple[Enqueued, tuple[StepShape, int], float] | None] = queue.SimpleQueue()
+        self._enqueued: queue.SimpleQueue[tuple[Enqueued, tuple[StepShape, Part], float] | None] = queue.SimpleQueue()
         self._foresight = Foresight()
         self._threads = [
             threading.Thread(target=self._guard, args=(work,), name=f"lane-{name}-{work.__name__}", daemon=True)
@@ -53,18 +53,23 @@ class LaneThreads:
         for thread in self._threads:
             thread.join()
 
+    def _part(self, share: float) -> Part:
+        if share >= 1.0:
+            return self._parts.whole
+        return self._parts.pair(share)[0] if self._first else self._parts.pair(1.0 - share)[1]
+
     def _enqueue(self) -> None:
         runner = self._runner = self._make()
         self._post(LaneReady(self._name))
         table = self._table.numpy()
         while (batch := self._inbox.get()) is not None:
             came = now_s()
-            sms = self._parts.size_for(batch.share) if self._capped else self._parts.total
+            part = self._part(batch.share)
             shape = runner.shape_for(batch.num_prefill_tokens, len(batch.decode_slots))
-            enqueued = runner.enqueue(batch, table, sms)
+            enqueued = runner.enqueue(batch, table, part)
             ready = now_s()
             self._foresight.prepared(ready - came)
-            self._enqueued.put((enqueued, (shape, sms), ready))
+            self._enqueued.put((enqueued, (shape, part), ready))
         self._enqueued.put(None)
 
     def _collect(self) -> None:
@@ -125,7 +130,7 @@ class GpuLanes:
 
     def _runner(self, lane: str) -> GpuRunner:
         spec, weights = self._model
-        runner = GpuRunner(spec, weights, self._pool, self._scratch, self._parts, urgent=lane == "D")
+        runner = GpuRunner(spec, weights, self._pool, self._scratch, self._parts)
         self._prepare(lane, runner)
         return runner
 

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from tidegate.base.batch import Batch, BatchResult
 from tidegate.base.specs import ModelSpec
-from tidegate.device.green_contexts import SmParts
+from tidegate.device.green_contexts import Part, SmParts
 from tidegate.device.pool import Pool
 from tidegate.kernels.flashinfer_attention import SwitchedAttention
 from tidegate.models.registry import build_model
@@ -40,16 +40,14 @@ class GpuRunner:
 
     def __init__(
         self, spec: ModelSpec, weights: dict[str, torch.Tensor], pool: Pool, scratch: Scratch, parts: SmParts,
-        urgent: bool,
     ) -> None:  # fmt: skip
-        self._urgent = urgent
         self._spec, self._pool, self._scratch, self._parts = spec, pool, scratch, parts
         self._attention = SwitchedAttention()
         self._model = build_model(spec, weights, self._attention)
         self._sampler = Sampler(pool.tokens, spec.vocab_size)
         self._workspace = torch.empty(WORKSPACE_BYTES, dtype=torch.uint8, device=pool.kv.device)
         self._memory = torch.cuda.graph_pool_handle()
-        self._graphs: dict[tuple[StepShape, int], StepGraph] = {}
+        self._graphs: dict[tuple[StepShape, Part], StepGraph] = {}
         self._last: torch.cuda.Event | None = None
 
     def shape_for(self, prefill_tokens: int, decodes: int) -> StepShape:
@@ -60,25 +58,25 @@ class GpuRunner:
             _at_least(HYBRID_DECODE_STEPS if hybrid else decode_steps, decodes),
         )
 
-    def prepare(self, shape: StepShape, sms: int) -> StepGraph:
+    def prepare(self, shape: StepShape, part: Part) -> StepGraph:
         """The graph of a shape on a part of the device, captured if it is not there yet."""
-        graph = self._graphs.get((shape, sms))
+        graph = self._graphs.get((shape, part))
         if graph is None:
             graph = StepGraph(
                 self._spec, self._model, self._attention, self._pool, shape, self._scratch, self._workspace
             )
             with torch.inference_mode():
-                graph.capture(self._parts.stream(sms, self._urgent), self._memory)
-            self._graphs[shape, sms] = graph
+                graph.capture(self._parts.stream(part), self._memory)
+            self._graphs[shape, part] = graph
         return graph
 
     @torch.inference_mode()
-    def enqueue(self, batch: Batch, table: NDArray[np.int32], sms: int) -> Enqueued:
+    def enqueue(self, batch: Batch, table: NDArray[np.int32], part: Part) -> Enqueued:
         """Returns as soon as all work has been given to the device."""
         shape = self.shape_for(batch.num_prefill_tokens, len(batch.decode_slots))
-        graph = self.prepare(shape, sms)
+        graph = self.prepare(shape, part)
         self._sampler.apply(batch.setups)
-        stream = self._parts.stream(sms, self._urgent)
+        stream = self._parts.stream(part)
         with torch.cuda.stream(stream):
             if self._last is not None:
                 stream.wait_event(self._last)  # the lane's batch before may have run on another part
