@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from tidegate.base.batch import Batch, Slice, SlotSetup, TableUpdate
+from tidegate.base.request import Output
 from tidegate.core.lanes import Flight, Lane, PrefillRow
 from tidegate.core.queues import Queues
 from tidegate.core.request import Request, State
@@ -47,12 +48,20 @@ class LaneView:
             blocked = admitted is None
 
     def decodes(self) -> list[Request]:
-        lane = self._lane
-        return [
+        """Those whose next input is known, or will be when the lane's own batch in flight has run: a lane may read
+        what it wrote from its next launch on, also the first token of a prompt that it has just finished."""
+        lane, queues = self._lane, self._queues
+        ready = [
             r
-            for r in self._queues.decoding.values()
+            for r in queues.decoding.values()
             if not r.in_flight or (r.lane is lane and len(r.tokens) + r.in_flight < r.limit)
         ]
+        ready += [
+            r
+            for r in queues.prefilling.values()
+            if r.in_flight and r.lane is lane and not r.remaining and len(r.tokens) + r.in_flight < r.limit
+        ]
+        return ready
 
     def _admit(self) -> Request | None:
         """The first waiting request, admitted; None if it has to wait (nobody behind it is let past)."""
@@ -68,6 +77,7 @@ class LaneView:
 class Bound(NamedTuple):
     batch: Batch
     flight: Flight
+    released: list[Output]  # first tokens that were held until this batch
 
 
 class Binder:
@@ -84,8 +94,9 @@ class Binder:
         decodes: list[Request] = []
         slots: list[int] = []
         positions: list[int] = []
+        released: list[Output] = []
         for r in plan.decodes:
-            if r.state is not State.DECODING:
+            if r.state is State.WAITING:
                 continue  # preempted for a row above
             position = len(r.tokens) - 1 + r.in_flight
             if position >= r.capacity and not self._make_room(r):
@@ -97,6 +108,9 @@ class Binder:
             if r.prefill_lane is not None:
                 self.totals.handovers += r.prefill_lane != lane.name
                 r.prefill_lane = None
+                if r.held is not None:
+                    released.append(r.held)
+                    r.held = None
             r.in_flight += 1
             decodes.append(r)
             slots.append(r.slot)
@@ -124,7 +138,7 @@ class Binder:
             return None
         batch = Batch(self._next_batch_id, 1.0, slices, slots, positions, tables, setups)
         self._next_batch_id += 1
-        return Bound(batch, Flight(batch.id, 1.0, prefills, decodes, prefill_tokens))
+        return Bound(batch, Flight(batch.id, 1.0, prefills, decodes, prefill_tokens), released)
 
     def preempt(self, request: Request) -> None:
         """Takes an idle request off the device; it will be computed again when there is room."""

@@ -144,7 +144,7 @@ class Core:
                 del self._queues.prefilling[request.id]
                 request.prompt_done()
                 self._queues.decoding[request.id] = request
-                self._append(request, token, logprob)
+                self._append(request, token, logprob, hold=len(self.mode.lanes) > 1)
         block_size = self.config.block_size
         for request, token in zip(flight.decodes, tokens, strict=True):
             logprob = next(logprobs) if logprobs else None
@@ -198,9 +198,10 @@ class Core:
                 if bound is None:
                     break
                 lane.take(bound.flight)
+                self._outputs += bound.released
                 launches.append((lane, bound))
         actions: list[Action] = []
-        for lane, (batch, flight) in launches:
+        for lane, (batch, flight, _) in launches:
             batch.share = flight.share = self._share(lane) if self._others_in_flight(lane) else 1.0
             actions.append(Launch(lane.name, batch))
         return actions
@@ -277,7 +278,9 @@ class Core:
 
     # ---- ends
 
-    def _append(self, request: Request, token: int, logprob: TokenLogprob | None) -> None:
+    def _append(self, request: Request, token: int, logprob: TokenLogprob | None, hold: bool = False) -> None:
+        """A token has come. ``hold``: another lane will decode next, and is in the middle of a step; the token is told
+        when that lane's next step starts, so that the wait for it counts to TTFT and not to the gap that follows."""
         request.tokens.append(token)
         request.losses = 0
         finish = None
@@ -285,12 +288,18 @@ class Core:
             finish = "stop"
         elif len(request.tokens) >= request.limit:
             finish = "length"
+        if request.held is not None:
+            self._release(request)
         if finish is None and logprob is None and request.reported:
             self._outputs.append(Output(request.id, [token]))
             return
         logprobs = [logprob] if logprob is not None else None
         if finish is None:
-            self._outputs.append(Output(request.id, [token], logprobs=logprobs, cached_tokens=self._cached(request)))
+            output = Output(request.id, [token], logprobs=logprobs, cached_tokens=self._cached(request))
+            if hold:
+                request.held = output
+            else:
+                self._outputs.append(output)
         else:
             self._end(request, finish, [token], "", logprobs)
 
@@ -298,12 +307,19 @@ class Core:
         self, request: Request, finish: str, tokens: list[int], reason: str, logprobs: list[TokenLogprob] | None = None
     ) -> None:
         """The one terminal Output of a request."""
+        if request.held is not None:
+            self._release(request)
         self._queues.remove(request)
         request.end()
         del self.requests[request.id]
         self._count(finish)
         self._outputs.append(Output(request.id, tokens, finish, reason, logprobs, self._cached(request)))
         self._let_go(request)
+
+    def _release(self, request: Request) -> None:
+        assert request.held is not None
+        self._outputs.append(request.held)
+        request.held = None
 
     def _let_go(self, request: Request) -> None:
         if request.in_flight == 0:

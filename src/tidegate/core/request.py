@@ -18,7 +18,7 @@ from __future__ import annotations
 import enum
 from typing import TYPE_CHECKING
 
-from tidegate.base.request import RequestSpec
+from tidegate.base.request import Output, RequestSpec
 
 if TYPE_CHECKING:
     from tidegate.core.lanes import Lane
@@ -39,6 +39,7 @@ class Request:
         "capacity",
         "chain",
         "done",
+        "held",
         "id",
         "in_flight",
         "lane",
@@ -74,6 +75,7 @@ class Request:
         self.losses = 0  # of batches that named it, since it last got on
         self.chain: list[bytes] = []  # prefix keys: the root, then one for each full block so far
         self.cached_tokens = 0  # of the prompt, found in the cache at first admission
+        self.held: Output | None = None  # its first token, until its first decode is launched
         self.reported = False  # whether an Output has told cached_tokens
         self.slot = -1
         self._drop_progress()

@@ -1,6 +1,7 @@
 """Runs a lane's batches on a GPU: each is one graph, enqueued without waiting for the one before it."""
 
 import bisect
+import threading
 from typing import NamedTuple
 
 import numpy as np
@@ -16,6 +17,7 @@ from tidegate.models.registry import build_model
 from tidegate.runner.sampler import Sampled, Sampler
 from tidegate.runner.step_graph import Scratch, StepGraph, StepShape
 
+CAPTURE = threading.Lock()  # CUDA takes one capture at a time
 WORKSPACE_BYTES = 256 << 20
 # Sizes of graphs: prompt tokens and decode rows of a step are padded to the next.
 PREFILL_STEPS = (64, *range(128, 2049, 128))
@@ -65,7 +67,7 @@ class GpuRunner:
             graph = StepGraph(
                 self._spec, self._model, self._attention, self._pool, shape, self._scratch, self._workspace
             )
-            with torch.inference_mode():
+            with torch.inference_mode(), CAPTURE:
                 graph.capture(self._parts.stream(part), self._memory)
             self._graphs[shape, part] = graph
         return graph
