@@ -1,5 +1,6 @@
 """One GPU: weights and KV in one allocation, lanes as threads, compute divided by green contexts."""
 
+import bisect
 import itertools
 import sys
 from math import prod
@@ -116,13 +117,13 @@ class GpuBackend:
     def _shapes_of(self, lane: str, alone: bool) -> list[StepShape]:
         assert self._arrays is not None
         budget = self._config.max_num_batched_tokens or self.traits.max_num_batched_tokens
-        prefills = [StepShape(n, 0) for n in PREFILL_STEPS if n <= budget]
+        prefills = [StepShape(n, 0) for n in _up_to(PREFILL_STEPS, budget)]
         if lane == "P":
             return prefills
         decodes = [StepShape(0, n) for n in DECODE_STEPS if n < self._arrays.max_num_seqs]
         if not alone:
             return decodes
-        hybrids = [StepShape(n, d) for n in HYBRID_PREFILL_STEPS for d in HYBRID_DECODE_STEPS if n <= budget]
+        hybrids = [StepShape(n, d) for n in _up_to(HYBRID_PREFILL_STEPS, budget) for d in HYBRID_DECODE_STEPS]
         return decodes + prefills + hybrids
 
     def _parts_of(self, lane: str, alone: bool, parts: SmParts) -> list[Part]:
@@ -130,3 +131,8 @@ class GpuBackend:
             return [parts.whole]
         first, rest = parts.pair(self._config.prefill_share)
         return [parts.whole, first if lane == "P" else rest]
+
+
+def _up_to(steps: tuple[int, ...], most: int) -> tuple[int, ...]:
+    """The steps that batches of up to ``most`` are padded to."""
+    return steps[: bisect.bisect_left(steps, most) + 1]
