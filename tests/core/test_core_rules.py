@@ -8,6 +8,7 @@ from tidegate.base.events import (
     Aborted,
     Arrived,
     BatchDone,
+    BatchEnding,
     Emit,
     LaneLost,
     LaneReady,
@@ -266,3 +267,46 @@ def test_settings_that_cannot_work_say_what_to_change(settings, words):
     }
     with pytest.raises(ConfigError, match=words):
         CoreConfig(**{**good, **settings}).validate()
+
+
+@pytest.mark.parametrize("mode", ["prefill-first", "chunked"])
+def test_a_prompt_that_ends_in_the_batch_in_flight_is_decoded_in_the_very_next_one(mode):
+    core, device = build(mode)
+    ready(core, "D")
+    first = launches(core.on_event(Arrived(spec("a", 8, 4)), 0.0))["D"]
+    second = launches(core.on_event(BatchEnding("D", first.id), 0.1))["D"]
+    assert second.decode_slots == [first.slices[0].slot] and second.decode_positions == [8]
+    device.apply(first.tables)
+    ended = core.on_event(BatchDone("D", device.run(first, 0.1)), 0.2)
+    device.apply(second.tables)
+    ended += core.on_event(BatchDone("D", device.run(second, 0.1)), 0.3)
+    assert [o.tokens for o in outputs(ended)] == [[t] for t in expected_tokens(spec("a", 8, 4), VOCAB)[:2]]
+
+
+def test_a_lane_is_given_a_second_batch_only_when_the_first_is_about_to_end():
+    core, _ = build("chunked", budget=8)
+    ready(core, "D")
+    batch = launches(core.on_event(Arrived(spec("a", 40)), 0.0))["D"]
+    assert launches(core.on_event(Arrived(spec("b", 8)), 0.1)) == {}
+    assert launches(core.on_event(BatchEnding("D", batch.id - 1), 0.1)) == {}, "news of another batch"
+    assert "D" in launches(core.on_event(BatchEnding("D", batch.id), 0.2))
+    assert launches(core.on_event(BatchEnding("D", batch.id), 0.3)) == {}, "two are in flight"
+
+
+def test_a_first_token_is_told_when_the_decode_lanes_next_step_starts():
+    core, device = build("semi", caching=False)
+    ready(core, "P", "D")
+
+    def finish(lane, batch, now):
+        device.apply(batch.tables)
+        return core.on_event(BatchDone(lane, device.run(batch, 0.1)), now)
+
+    a = launches(core.on_event(Arrived(spec("a", 8, 9)), 0.0))["P"]
+    actions = finish("P", a, 0.1)
+    assert [o.id for o in outputs(actions)] == ["a"], "the decode lane was idle and starts at once"
+    step = launches(actions)["D"]
+    b = launches(core.on_event(Arrived(spec("b", 8, 9)), 0.2))["P"]
+    assert outputs(finish("P", b, 0.3)) == [], "the decode lane is in the middle of a step"
+    actions = finish("D", step, 0.4)
+    assert sorted(o.id for o in outputs(actions)) == ["a", "b"]
+    assert len(launches(actions)["D"].decode_slots) == 2
