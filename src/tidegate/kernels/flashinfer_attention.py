@@ -26,32 +26,41 @@ class PagedRows(NamedTuple):
     last_block_len: torch.Tensor  # [rows]: tokens in each row's last block
 
 
-class _Schedules:
-    """Two pinned staging buffers for a wrapper's schedule."""
+class Workspace:
+    """What all rows of one kind in one lane share: every step plans before it runs, so one schedule is enough on the
+    device, and two on the host."""
 
-    def __init__(self) -> None:
-        self._buffers = [torch.empty(INT_WORKSPACE_BYTES, dtype=torch.uint8, pin_memory=True) for _ in range(2)]
+    def __init__(self, scratch: torch.Tensor) -> None:
+        """``scratch`` bytes on the device are for partial results; rows of both kinds may use the same."""
+        self.scratch = scratch
+        self.schedule = torch.empty(INT_WORKSPACE_BYTES, dtype=torch.uint8, device=scratch.device)
+        self._staging = [torch.empty(INT_WORKSPACE_BYTES, dtype=torch.uint8, pin_memory=True) for _ in range(2)]
 
-    def next(self) -> torch.Tensor:
-        self._buffers.reverse()
-        return self._buffers[0]
+    def next_staging(self) -> torch.Tensor:
+        self._staging.reverse()
+        return self._staging[0]
+
+    def serve(self, wrapper: Any) -> None:
+        """Makes a wrapper use the shared schedule instead of the one that it has just made for itself."""
+        wrapper._int_workspace_buffer = self.schedule
+        wrapper._pin_memory_int_workspace_buffer = self._staging[0]
 
 
 class PrefillRows:
     """Prompt rows: at most ``len(rows.last_block_len)`` of them, ``num_tokens`` queries in all."""
 
     def __init__(
-        self, spec: ModelSpec, dtype: torch.dtype, block_size: int, num_tokens: int, workspace: torch.Tensor,
+        self, spec: ModelSpec, dtype: torch.dtype, block_size: int, num_tokens: int, workspace: Workspace,
         qo_indptr: torch.Tensor, rows: PagedRows,
     ) -> None:  # fmt: skip
         self._spec, self._dtype, self._block_size, self._num_tokens = spec, dtype, block_size, num_tokens
         self._workspace = workspace
-        self._schedules = _Schedules()
         self._window = spec.sliding_window - 1 if spec.sliding_window else -1
         self._wrapper = flashinfer.BatchPrefillWithPagedKVCacheWrapper(
-            workspace, "NHD", use_cuda_graph=True, qo_indptr_buf=qo_indptr, paged_kv_indptr_buf=rows.indptr,
+            workspace.scratch, "NHD", use_cuda_graph=True, qo_indptr_buf=qo_indptr, paged_kv_indptr_buf=rows.indptr,
             paged_kv_indices_buf=rows.indices, paged_kv_last_page_len_buf=rows.last_block_len, backend="fa3",
         )  # fmt: skip
+        workspace.serve(self._wrapper)
         self._module = get_batch_prefill_module(
             "fa3", dtype, dtype, dtype, torch.int32, spec.head_dim, spec.head_dim, 0, self._window >= 0, False, False
         )
@@ -76,7 +85,7 @@ class PrefillRows:
         """The schedule of a step, from int32 tensors on the host; enqueues its copy on the current stream."""
         spec = self._spec
         self._module.plan(
-            self._workspace, self._wrapper._int_workspace_buffer, self._schedules.next(), qo_indptr, indptr, kv_lens,
+            self._workspace.scratch, self._workspace.schedule, self._workspace.next_staging(), qo_indptr, indptr, kv_lens,
             self._num_tokens, len(kv_lens), spec.num_heads, spec.num_kv_heads, self._block_size, True, spec.head_dim,
             spec.head_dim, True, self._window,
         )  # fmt: skip
@@ -93,18 +102,18 @@ class DecodeRows:
     """
 
     def __init__(
-        self, spec: ModelSpec, dtype: torch.dtype, block_size: int, workspace: torch.Tensor, rows: PagedRows
+        self, spec: ModelSpec, dtype: torch.dtype, block_size: int, workspace: Workspace, rows: PagedRows
     ) -> None:
         self._spec, self._dtype, self._block_size = spec, dtype, block_size
         self._workspace = workspace
-        self._schedules = _Schedules()
         self._window = spec.sliding_window - 1 if spec.sliding_window else -1
         self._num_rows = len(rows.last_block_len)
         self._qo_indptr = torch.arange(self._num_rows + 1, dtype=torch.int32)
         self._wrapper = flashinfer.BatchDecodeWithPagedKVCacheWrapper(
-            workspace, "NHD", use_cuda_graph=True, use_tensor_cores=True, paged_kv_indptr_buffer=rows.indptr,
+            workspace.scratch, "NHD", use_cuda_graph=True, use_tensor_cores=True, paged_kv_indptr_buffer=rows.indptr,
             paged_kv_indices_buffer=rows.indices, paged_kv_last_page_len_buffer=rows.last_block_len, backend="fa2",
         )  # fmt: skip
+        workspace.serve(self._wrapper)
         self._module = get_batch_prefill_module(
             "fa2", dtype, dtype, dtype, torch.int32, spec.head_dim, spec.head_dim, 0, self._window >= 0, False, False
         )
@@ -122,7 +131,7 @@ class DecodeRows:
         """See ``PrefillRows.plan``."""
         spec, count = self._spec, self._num_rows
         self._module.plan(
-            self._workspace, self._wrapper._int_workspace_buffer, self._schedules.next(), self._qo_indptr, indptr,
+            self._workspace.scratch, self._workspace.schedule, self._workspace.next_staging(), self._qo_indptr, indptr,
             kv_lens, count, count, spec.num_heads, spec.num_kv_heads, self._block_size, True, spec.head_dim,
             spec.head_dim, False, self._window, -1, False, 0,
         )  # fmt: skip

@@ -12,7 +12,7 @@ from tidegate.base.batch import Batch, BatchResult
 from tidegate.base.specs import ModelSpec
 from tidegate.device.green_contexts import Part, SmParts
 from tidegate.device.pool import Pool
-from tidegate.kernels.flashinfer_attention import SwitchedAttention
+from tidegate.kernels.flashinfer_attention import SwitchedAttention, Workspace
 from tidegate.models.registry import build_model
 from tidegate.runner.sampler import Sampled, Sampler
 from tidegate.runner.step_graph import Scratch, StepGraph, StepShape
@@ -47,7 +47,8 @@ class GpuRunner:
         self._attention = SwitchedAttention()
         self._model = build_model(spec, weights, self._attention)
         self._sampler = Sampler(pool.tokens, spec.vocab_size)
-        self._workspace = torch.empty(WORKSPACE_BYTES, dtype=torch.uint8, device=pool.kv.device)
+        partial = torch.empty(WORKSPACE_BYTES, dtype=torch.uint8, device=pool.kv.device)
+        self._workspaces = Workspace(partial), Workspace(partial)
         self._memory = torch.cuda.graph_pool_handle()
         self._graphs: dict[tuple[StepShape, Part], StepGraph] = {}
         self._last: torch.cuda.Event | None = None
@@ -65,7 +66,7 @@ class GpuRunner:
         graph = self._graphs.get((shape, part))
         if graph is None:
             graph = StepGraph(
-                self._spec, self._model, self._attention, self._pool, shape, self._scratch, self._workspace
+                self._spec, self._model, self._attention, self._pool, shape, self._scratch, self._workspaces
             )
             with torch.inference_mode(), CAPTURE:
                 graph.capture(self._parts.stream(part), self._memory)

@@ -12,7 +12,14 @@ from numpy.typing import NDArray
 from tidegate.base.batch import Batch
 from tidegate.base.specs import ModelSpec
 from tidegate.device.pool import Pool
-from tidegate.kernels.flashinfer_attention import DecodeRows, GraphAttention, PagedRows, PrefillRows, SwitchedAttention
+from tidegate.kernels.flashinfer_attention import (
+    DecodeRows,
+    GraphAttention,
+    PagedRows,
+    PrefillRows,
+    SwitchedAttention,
+    Workspace,
+)
 from tidegate.models.registry import Model
 
 MAX_SLICES = 16  # prompts in one step
@@ -57,7 +64,7 @@ class StepGraph:
 
     def __init__(
         self, spec: ModelSpec, model: Model, attention: SwitchedAttention, pool: Pool, shape: StepShape,
-        scratch: Scratch, workspace: torch.Tensor,
+        scratch: Scratch, workspaces: tuple[Workspace, Workspace],
     ) -> None:  # fmt: skip
         self.shape = shape
         self._model, self._attention, self._pool, self._scratch = model, attention, pool, scratch
@@ -70,11 +77,11 @@ class StepGraph:
         if shape.prefill_tokens:
             rows = PagedRows(self._of("p_indptr"), self._of("p_indices"), self._of("p_last"))
             self._prefill = PrefillRows(
-                spec, dtype, block_size, shape.prefill_tokens, workspace, self._of("qo_indptr"), rows
+                spec, dtype, block_size, shape.prefill_tokens, workspaces[0], self._of("qo_indptr"), rows
             )
         if shape.decodes:
             rows = PagedRows(self._of("d_indptr"), self._of("d_indices"), self._of("d_last"))
-            self._decode = DecodeRows(spec, dtype, block_size, workspace, rows)
+            self._decode = DecodeRows(spec, dtype, block_size, workspaces[1], rows)
         self._graph_attention = GraphAttention(
             pool.kv, self._of("places"), shape.prefill_tokens, self._prefill, self._decode
         )
