@@ -30,7 +30,7 @@ DEMO = "smollm2"
 def main(argv: list[str] | None = None) -> None:
     arguments = parser().parse_args(argv)
     try:
-        sys.exit(run_bench(arguments) if arguments.command == "bench" else uvloop.run(run_server(arguments)))
+        sys.exit(arguments.run(arguments))
     except ConfigError as error:
         print(f"tidegate: {error}", file=sys.stderr)
         sys.exit(2)
@@ -57,10 +57,22 @@ def parser() -> argparse.ArgumentParser:
         )
     )
     add_bench(commands)
+    commands.choices["bench"].set_defaults(run=run_bench)
+    about = "say what this machine offers, what will be used, and why"
+    commands.add_parser("doctor", help=about, description=about).set_defaults(run=run_doctor)
     return top
 
 
+def run_doctor(arguments: argparse.Namespace) -> int:
+    from tidegate.node.doctor import report  # imports torch, which a server's own process does without
+
+    for what, is_so in report():
+        print(f"{what:<12}{is_so}")
+    return 0
+
+
 def add_serve(command: argparse.ArgumentParser) -> None:
+    command.set_defaults(run=lambda arguments: uvloop.run(run_server(arguments)))
     modes = "; ".join(f"{mode.name}: {mode.origin}" for mode in MODES.values())
     command.add_argument(
         "model",

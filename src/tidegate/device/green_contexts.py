@@ -11,6 +11,7 @@ from cuda.bindings import driver
 
 from tidegate.base.errors import ConfigError
 
+LEAST_SMS = 24  # matrix kernels that work in clusters fail on less (seen: cuBLAS on 12 SMs)
 QUANTUM_SMS = 8  # Hopper's driver splits in multiples of 8
 
 
@@ -50,8 +51,10 @@ class SmParts:
         self._contexts: list[Any] = []  # kept alive with their streams
 
     def pair(self, share: float) -> tuple[Part, Part]:
-        """The part nearest to ``share`` of the device, and its rest. Each has at least one quantum."""
-        steps = max(1, min(round(share * self.total / QUANTUM_SMS), self.total // QUANTUM_SMS - 1))
+        """The part nearest to ``share`` of the device, and its rest. Neither is smaller than ``LEAST_SMS``."""
+        least = LEAST_SMS // QUANTUM_SMS
+        most = (self.total - LEAST_SMS) // QUANTUM_SMS
+        steps = max(least, min(round(share * self.total / QUANTUM_SMS), most))
         return Part(steps * QUANTUM_SMS, True), Part(self.total - steps * QUANTUM_SMS, False)
 
     def stream(self, part: Part) -> torch.cuda.Stream:

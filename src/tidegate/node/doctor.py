@@ -1,0 +1,74 @@
+"""What this machine offers, what Tidegate will use of it, and why: ``tidegate doctor``."""
+
+import importlib.metadata
+import importlib.util
+import os
+import platform
+from collections.abc import Iterator
+
+import torch
+
+from tidegate.base.errors import ConfigError
+from tidegate.node.sizing import memory_bytes
+
+
+def report() -> Iterator[tuple[str, str]]:
+    """(what, what is so), in the order in which a person would ask."""
+    cores = len(os.sched_getaffinity(0))
+    yield "python", platform.python_version()
+    yield "torch", f"{torch.__version__}, CUDA {torch.version.cuda or 'not built in'}"
+    yield "cpu", f"{cores} cores, {torch.backends.cpu.get_cpu_capability()}"
+    yield "memory", f"{memory_bytes('MemTotal') / 2**30:.1f} GiB, {memory_bytes('MemAvailable') / 2**30:.1f} GiB free"
+    if not torch.cuda.is_available():
+        yield "gpu", _why_no_gpu()
+        yield "lanes", "processes over one memory file, each on its own cores"
+        yield "sharing", _core_sharing(cores)
+        return
+    properties = torch.cuda.get_device_properties(0)
+    free, total = torch.cuda.mem_get_info(0)
+    yield (
+        "gpu",
+        f"{properties.name}, {properties.multi_processor_count} SMs, compute {properties.major}.{properties.minor}",
+    )
+    yield "gpu memory", f"{total / 2**30:.1f} GiB, {free / 2**30:.1f} GiB free"
+    yield "flashinfer", _version("flashinfer-python") or "not installed: pip install 'tidegate[cuda]'"
+    yield "triton", _version("triton") or "not installed"
+    yield "lanes", "threads of one process, each step one CUDA graph"
+    yield "sharing", _green_contexts()
+
+
+def _why_no_gpu() -> str:
+    if torch.version.cuda is None:
+        return "none used: this torch is a CPU build"
+    return "none that torch can use: is there a driver (nvidia-smi), and does it support this CUDA?"
+
+
+def _core_sharing(cores: int) -> str:
+    if cores == 1:
+        return "one core: prefill rests between slices, by its share"
+    return f"core sets: decode and prefill divide {cores} cores, and each has all of them while the other is idle"
+
+
+def _green_contexts() -> str:
+    if importlib.util.find_spec("cuda.bindings") is None:
+        return "cuda-bindings is not installed: pip install 'tidegate[cuda]'"
+    from tidegate.device.green_contexts import LEAST_SMS, QUANTUM_SMS, SmParts
+    from tidegate.kernels.triton_sm_ids import sm_ids
+
+    try:
+        parts = SmParts()
+        first, rest = parts.pair(0.5)
+        ours, theirs = (len(sm_ids(parts.stream(part), torch.device("cuda", 0))) for part in (first, rest))
+    except ConfigError as error:
+        return f"not to be had ({error}): serve with --mode chunked"
+    return (
+        f"green contexts, in steps of {QUANTUM_SMS} SMs, at least {LEAST_SMS} each; "
+        f"half and half was tried: {ours} and {theirs} SMs"
+    )
+
+
+def _version(package: str) -> str | None:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None
