@@ -107,9 +107,8 @@ class Bench:
             self.steps(self.hybrid(tokens, 1024), 4, self.parts.whole)
             wall, _ = self.steps(self.hybrid(tokens, 1024), 24, self.parts.whole)
             rate = tokens / wall * 1e3
-            print(
-                f"hybrid, {DECODES} decodes and {tokens} prompt tokens: {wall:.2f} ms, {rate:,.0f} tokens/s", flush=True
-            )
+            what = f"hybrid, {DECODES} decodes and {tokens} prompt tokens"
+            print(f"{what}: {wall:.2f} ms, {rate:,.0f} prompt tokens/s", flush=True)
 
     def table_sides(self) -> None:
         """Disjoint parts, and decode on the whole device with prefill capped."""

@@ -1,5 +1,5 @@
-"""Paged attention with FlashInfer, in a form that a CUDA graph can hold: FA3 for prompt rows, its decode kernel for
-decode rows.
+"""Paged attention with FlashInfer, in a form that a CUDA graph can hold: FA3 for prompt rows, FA2's tensor-core
+kernel for decode rows.
 
 A step's addresses are fixed at capture; what changes from step to step are the integers in ``meta`` (copied to the
 device once a step) and each wrapper's schedule (planned on the host, copied by FlashInfer's ``plan``). Schedules are
@@ -85,9 +85,9 @@ class PrefillRows:
         """The schedule of a step, from int32 tensors on the host; enqueues its copy on the current stream."""
         spec = self._spec
         self._module.plan(
-            self._workspace.scratch, self._workspace.schedule, self._workspace.next_staging(), qo_indptr, indptr, kv_lens,
-            self._num_tokens, len(kv_lens), spec.num_heads, spec.num_kv_heads, self._block_size, True, spec.head_dim,
-            spec.head_dim, True, self._window,
+            self._workspace.scratch, self._workspace.schedule, self._workspace.next_staging(), qo_indptr, indptr,
+            kv_lens, self._num_tokens, len(kv_lens), spec.num_heads, spec.num_kv_heads, self._block_size, True,
+            spec.head_dim, spec.head_dim, True, self._window,
         )  # fmt: skip
 
     def run(self, q: torch.Tensor, cache: tuple[torch.Tensor, torch.Tensor], out: torch.Tensor) -> None:
