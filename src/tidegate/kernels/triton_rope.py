@@ -20,7 +20,7 @@ def _rope_kernel(x, cos, sin, token_stride, HALF: tl.constexpr, HEADS: tl.conste
         tl.store(place + HALF, (second * c + first * s).to(x.dtype.element_ty), mask=inside)
 
 
-def rope_(qk: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+def rope(qk: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
     """Turns element i of each head ``qk[T, H, D]`` with element i + D/2 by cos and sin ``[T, 1, D/2]``, in place.
 
     The last two axes must be dense; the first may have any stride.
