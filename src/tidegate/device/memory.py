@@ -22,9 +22,11 @@ def region_bytes(region: Region) -> int:
     return prod(region.shape) * int(getattr(torch, region.dtype).itemsize)
 
 
-def lay_out(model: ModelSpec, pool: PoolSpec, weights: Mapping[str, tuple[int, ...]]) -> tuple[list[Region], int]:
-    """Where everything goes, and the file's size in bytes."""
-    wanted = [(WEIGHT_PREFIX + name, "float32", shape) for name, shape in weights.items()]
+def lay_out(
+    model: ModelSpec, pool: PoolSpec, weights: Mapping[str, tuple[str, tuple[int, ...]]]
+) -> tuple[list[Region], int]:
+    """Where everything goes, and the file's size in bytes. ``weights``: name to (torch's name of the type, shape)."""
+    wanted = [(WEIGHT_PREFIX + name, dtype, shape) for name, (dtype, shape) in weights.items()]
     wanted += [
         ("kv", pool.kv_dtype, kv_shape(model, pool)),
         ("table", "int32", (pool.max_num_seqs, pool.max_blocks_per_seq)),

@@ -7,6 +7,7 @@ class EngineConfig(msgspec.Struct, frozen=True):
     model: str  # a directory, a .gguf file, a hub id, or a config.json for dummy weights
     load_format: str = "auto"  # or "dummy"
     seed: int = 0  # of dummy weights
+    quantization: str | None = None  # or "int8": weights in int8, activations in int8 as they are multiplied
     mode: str = "semi"
     prefill_share: float = 0.5  # of the compute, while prefill and decode both run
     order: str = "shortest"

@@ -10,7 +10,6 @@ import select
 import signal
 import socket
 import sys
-from math import prod
 from pathlib import Path
 
 from tidegate.base.clock import now_s
@@ -20,8 +19,8 @@ from tidegate.core.core import Core
 from tidegate.core.record import Recorder
 from tidegate.device.core_sets import CoreSets
 from tidegate.device.memory import SharedMemory, lay_out, region_bytes
+from tidegate.models.linears import load, stored, stored_bytes
 from tidegate.models.sources import open_model
-from tidegate.models.weights import layout
 from tidegate.node import wire
 from tidegate.node.config import EngineConfig
 from tidegate.node.node import Node, OnEvent
@@ -42,8 +41,8 @@ def run(channel: wire.Channel, config: EngineConfig) -> None:
     source = open_model(config.model, config.load_format, config.seed)
     tokenizer = source.tokenizer_dir or source.gguf_file
     channel.send(wire.ModelFound(str(tokenizer) if tokenizer else None))
-    shapes = layout(source.spec)
-    pool_spec = size_pool(source.spec, config, weight_bytes=4 * sum(prod(shape) for shape in shapes.values()))
+    shapes = stored(source.spec, config.quantization)
+    pool_spec = size_pool(source.spec, config, weight_bytes=stored_bytes(source.spec, config.quantization))
     core = Core(core_config(config, source.spec.vocab_size, pool_spec.num_blocks, pool_spec.max_model_len))
     regions, num_bytes = lay_out(source.spec, pool_spec, shapes)
     memory = SharedMemory.create(num_bytes)
@@ -52,7 +51,7 @@ def run(channel: wire.Channel, config: EngineConfig) -> None:
         for lane in core.mode.lanes:
             lanes.start(lane.name)  # they import while the weights are read
         weights, pool = memory.open_pool(pool_spec, regions)
-        source.load(weights, lambda fraction: progress("loading weights", fraction))
+        load(source, weights, lambda fraction: progress("loading weights", fraction))
         cores = CoreSets(config.cores).cores
         progress("starting lanes", 0.0)
         lanes.provide(pool, lambda lane: wire.LaneInit(lane, source.spec, pool_spec, regions, num_bytes, cores))

@@ -1,0 +1,31 @@
+"""Which small kernels a device runs."""
+
+from typing import Protocol
+
+import torch
+
+
+class Ops(Protocol):
+    """The functions of ``kernels.torch_ops``, where they are described."""
+
+    def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor: ...
+
+    def add_rms_norm(
+        self, residual: torch.Tensor, added: torch.Tensor, weight: torch.Tensor, eps: float
+    ) -> torch.Tensor: ...
+
+    def rope(self, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor: ...
+
+    def silu_mul(self, gate_up: torch.Tensor) -> torch.Tensor: ...
+
+
+def ops_for(weight: torch.Tensor) -> Ops:
+    """Those for activations of the type and on the device of ``weight``."""
+    # Imported when chosen: the compiled kernels are of no use elsewhere, and compiling them takes a second.
+    if weight.device.type == "cpu" and weight.dtype == torch.float32:
+        from tidegate.kernels import cpu_ops
+
+        return cpu_ops
+    from tidegate.kernels import torch_ops
+
+    return torch_ops
