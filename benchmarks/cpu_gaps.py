@@ -101,17 +101,18 @@ async def measure(arguments: argparse.Namespace) -> None:
     engine = await start_engine(config)
     alone = await prefill_alone(engine)
     print(f"prefill alone, whole machine: {alone * PROMPT_TOKENS:.0f} tokens/s")
-    print(f"{'mode':<14} {'quiet p50':>10} {'busy p50':>9} {'p99':>7} {'max':>7} {'prefill tokens/s':>17} {'of whole':>9}")
+    print(
+        f"{'mode':<14} {'quiet p50':>10} {'busy p50':>9} {'p99':>7} {'max':>7} {'prefill tokens/s':>17} {'of whole':>9}"
+    )
     outcomes = {}
     for mode in MODES:
         outcome = outcomes[mode] = await run_mode(engine, mode, arguments.seconds)
         quiet = [gap for at, gap in outcome.gaps if 1.0 < at < QUIET_SECONDS]
         busy = [gap for at, gap in outcome.gaps if at > QUIET_SECONDS]
         row = [percentile(quiet, 0.5), percentile(busy, 0.5), percentile(busy, 0.99), max(busy)]
-        print(
-            f"{mode:<14} {row[0]:>10.0f} {row[1]:>9.0f} {row[2]:>7.0f} {row[3]:>7.0f} "
-            f"{outcome.prompts_per_s * PROMPT_TOKENS:>17.0f} {outcome.prompts_per_s / alone:>9.0%}"
-        )
+        row += [outcome.prompts_per_s * PROMPT_TOKENS, 100 * outcome.prompts_per_s / alone]
+        values = zip(names, row, strict=True)
+        print(f"{mode:<14}" + "".join(f"{value:>{len(name) + 3}.0f}" for name, value in values))
     await engine.close()
     if arguments.plot:
         plot(outcomes, arguments.plot)

@@ -41,7 +41,8 @@ class Bench:
     def __init__(self, config: str) -> None:
         source = open_model(config, "dummy")
         arrays = PoolSpec(NUM_BLOCKS + 1, 16, MAX_SEQS + 1, MAX_LEN, "bfloat16")
-        regions, num_bytes = lay_out(source.spec, arrays, layout(source.spec), "bfloat16")
+        stored = {name: ("bfloat16", shape) for name, shape in layout(source.spec).items()}
+        regions, num_bytes = lay_out(source.spec, arrays, stored)
         self.memory = GpuMemory(num_bytes)
         weights, self.pool = self.memory.open_pool(arrays, regions)
         source.load(weights, lambda fraction: None)

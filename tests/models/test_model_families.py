@@ -7,6 +7,9 @@ import torch
 from tiny_models import FAMILIES, Driver, prompt, reference_logits, save_tiny
 from transformers import PreTrainedModel
 
+from tidegate.kernels.cpu_attention import CpuAttention
+from tidegate.kernels.torch_attention import TorchAttention
+
 TOLERANCE = {"rtol": 0.0, "atol": 1e-4}
 
 
@@ -32,12 +35,15 @@ def test_how_a_prompt_is_cut_does_not_matter(family: tuple[PreTrainedModel, str]
     torch.testing.assert_close(ours, reference_logits(reference, tokens), **TOLERANCE)
 
 
+@pytest.mark.parametrize("backend", [TorchAttention, CpuAttention])
 @pytest.mark.parametrize("blocks", ["ascending", "two runs"])
-def test_rows_in_one_step_do_not_see_each_other(family: tuple[PreTrainedModel, str], blocks: str) -> None:
+def test_rows_in_one_step_do_not_see_each_other(
+    family: tuple[PreTrainedModel, str], blocks: str, backend: type[TorchAttention]
+) -> None:
     reference, path = family
     prompts = [prompt(length, seed) for seed, length in enumerate((21, 9, 30, 14))]
     expected = [reference_logits(reference, tokens) for tokens in prompts]
-    driver = Driver(path, blocks=blocks)
+    driver = Driver(path, blocks=blocks, backend=backend)
     for slot in (0, 1):
         driver.feed(slot, prompts[slot][:8], 8)
     # Two prefill rows (one from the start, one later continued), then two decode rows, in one step.

@@ -1,6 +1,7 @@
 """Paged attention against a few lines of plain arithmetic: any mix of rows, any placement of blocks, any window."""
 
 import random
+from collections.abc import Iterator
 
 import msgspec
 import pytest
@@ -8,10 +9,12 @@ import torch
 
 from tidegate.base.specs import ModelSpec
 from tidegate.kernels.attention import AttentionRows
+from tidegate.kernels.cpu_attention import CpuAttention
 from tidegate.kernels.torch_attention import TorchAttention
 
 BLOCK_SIZE = 4
 MAX_BLOCKS = 90
+BACKENDS = [TorchAttention, CpuAttention]
 SPEC = ModelSpec("LlamaForCausalLM", 2, 64, 6, 2, 16, 64, 50, 512)
 
 
@@ -30,7 +33,14 @@ def plain_attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, start: in
 class Pages:
     """A KV array full of NaN, a block table, and what has been written so far, kept per slot in order."""
 
-    def __init__(self, slots: int, rng: random.Random, window: int | None, dtype: torch.dtype = torch.float32) -> None:
+    def __init__(
+        self,
+        backend: type[TorchAttention],
+        slots: int,
+        rng: random.Random,
+        window: int | None,
+        dtype: torch.dtype = torch.float32,
+    ) -> None:
         blocks = slots * MAX_BLOCKS
         self.kv = torch.full((2, 2, blocks, BLOCK_SIZE, 2, 16), torch.nan, dtype=dtype)
         table = torch.arange(blocks, dtype=torch.int32).view(slots, MAX_BLOCKS)
@@ -40,7 +50,7 @@ class Pages:
             row.copy_(torch.cat(runs))
         self.table = table
         self.window = window
-        self.attention = TorchAttention(msgspec.structs.replace(SPEC, sliding_window=window), self.kv, table)
+        self.attention = backend(msgspec.structs.replace(SPEC, sliding_window=window), self.kv, table)
         self.keys = [torch.empty(0, 2, 16) for _ in range(slots)]
         self.values = [torch.empty(0, 2, 16) for _ in range(slots)]
 
@@ -61,12 +71,13 @@ class Pages:
         return got, torch.cat(expected)
 
 
+@pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("window", [None, 1, 6, 150])
 @pytest.mark.parametrize("seed", range(6))
-def test_random_steps_attend_as_arithmetic_says(seed: int, window: int | None) -> None:
+def test_random_steps_attend_as_arithmetic_says(seed: int, window: int | None, backend: type[TorchAttention]) -> None:
     torch.manual_seed(seed)
     rng = random.Random(seed)
-    pages = Pages(5, rng, window)
+    pages = Pages(backend, 5, rng, window)
     for _ in range(8):
         slots = rng.sample(range(5), rng.randint(1, 5))
         room = [MAX_BLOCKS * BLOCK_SIZE - len(pages.keys[slot]) for slot in slots]
@@ -75,18 +86,20 @@ def test_random_steps_attend_as_arithmetic_says(seed: int, window: int | None) -
         torch.testing.assert_close(got, expected, rtol=0.0, atol=1e-5)
 
 
+@pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("window", [None, 100])
 @pytest.mark.parametrize("count", [128, 129, 200, 257])
-def test_rows_longer_than_one_kernel_call(count: int, window: int | None) -> None:
+def test_rows_longer_than_one_kernel_call(count: int, window: int | None, backend: type[TorchAttention]) -> None:
     torch.manual_seed(count)
-    pages = Pages(2, random.Random(count), window)
+    pages = Pages(backend, 2, random.Random(count), window)
     for slots, counts in (([0, 1], [count, count]), ([1, 0], [60, 1])):
         got, expected = pages.step(slots, counts, layer=0)
         torch.testing.assert_close(got, expected, rtol=0.0, atol=1e-5)
 
 
-def test_only_the_rows_own_places_of_the_layer_are_written() -> None:
-    pages = Pages(2, random.Random(0), None)
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_only_the_rows_own_places_of_the_layer_are_written(backend: type[TorchAttention]) -> None:
+    pages = Pages(backend, 2, random.Random(0), None)
     pages.step([1], [9], layer=1)
     written = ~pages.kv.isnan().all(dim=-1).all(dim=-1)  # [layer, k or v, block, offset]
     expected = torch.zeros_like(written)
@@ -95,8 +108,9 @@ def test_only_the_rows_own_places_of_the_layer_are_written() -> None:
     assert torch.equal(written, expected)
 
 
-def test_the_block_table_is_read_at_plan_time_only() -> None:
-    pages = Pages(1, random.Random(0), None)
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_the_block_table_is_read_at_plan_time_only(backend: type[TorchAttention]) -> None:
+    pages = Pages(backend, 1, random.Random(0), None)
     pages.step([0], [6], layer=0)
     q, k, v = torch.randn(1, 6, 16), torch.randn(1, 2, 16), torch.randn(1, 2, 16)
     pages.attention.plan(AttentionRows([0], [6], [1]))
@@ -108,8 +122,35 @@ def test_the_block_table_is_read_at_plan_time_only() -> None:
 
 def test_a_narrower_kv_type_rounds_and_nothing_else() -> None:
     torch.manual_seed(1)
-    pages = Pages(2, random.Random(1), None, torch.bfloat16)
+    pages = Pages(TorchAttention, 2, random.Random(1), None, torch.bfloat16)
     for slots, counts in (([0, 1], [30, 30]), ([0, 1], [1, 4])):
         got, expected = pages.step(slots, counts, layer=0)
         assert got.dtype == torch.float32
         torch.testing.assert_close(got, expected, rtol=0.0, atol=0.05)
+
+
+@pytest.fixture
+def threads() -> Iterator[None]:
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.mark.usefixtures("threads")
+def test_a_decode_row_is_the_same_to_the_bit_in_any_batch_and_on_any_number_of_threads() -> None:
+    torch.manual_seed(0)
+    pages = Pages(CpuAttention, 4, random.Random(0), None)
+    pages.step([0, 1, 2, 3], [200, 3, 90, 330], layer=0)
+    q, k, v = torch.randn(4, 6, 16), torch.randn(4, 2, 16), torch.randn(4, 2, 16)
+    starts = [200, 3, 90, 330]
+    results = []
+    for number in (1, 2, 3):
+        torch.set_num_threads(number)
+        pages.attention.plan(AttentionRows([0, 1, 2, 3], starts, [1] * 4))
+        results.append(pages.attention.run(0, q, k, v))
+        alone = []
+        for i in range(4):
+            pages.attention.plan(AttentionRows([i], starts[i : i + 1], [1]))
+            alone.append(pages.attention.run(0, q[i : i + 1], k[i : i + 1], v[i : i + 1]))
+        results.append(torch.cat(alone))
+    assert all(torch.equal(result, results[0]) for result in results)

@@ -8,13 +8,13 @@ import torch
 from transformers import LlamaConfig, MistralConfig, PreTrainedModel, Qwen2Config, Qwen3Config
 from transformers.models.auto import AutoModelForCausalLM
 
-from tidegate.base.specs import PoolSpec
+from tidegate.base.specs import ModelSpec, PoolSpec
 from tidegate.device.pool import Pool
 from tidegate.kernels.attention import AttentionRows
 from tidegate.kernels.torch_attention import TorchAttention
+from tidegate.models.linears import load, stored
 from tidegate.models.registry import build_model
 from tidegate.models.sources import open_model
-from tidegate.models.weights import layout
 
 BLOCK_SIZE = 4
 VOCAB = 97
@@ -70,6 +70,14 @@ FAMILIES = {
 }
 
 
+def empty_weights(spec: ModelSpec, quantization: str | None = None) -> dict[str, torch.Tensor]:
+    """What a model is loaded into, full of values that show when they are not overwritten."""
+    found = {}
+    for name, (dtype, shape) in stored(spec, quantization).items():
+        found[name] = torch.full(shape, torch.nan) if dtype == "float32" else torch.full(shape, -128, dtype=torch.int8)
+    return found
+
+
 def save_tiny(config: Any, folder: Path, **save_options: Any) -> PreTrainedModel:
     """A float32 model with every weight random (biases and norms too), saved as safetensors in ``folder``."""
     torch.manual_seed(7)
@@ -94,15 +102,41 @@ def prompt(length: int, seed: int = 0, vocab: int = VOCAB) -> list[int]:
 class Driver:
     """Our model over a pool of its own; slot s may hold up to ``max_len`` tokens.
 
-    ``layout`` of a slot's blocks in memory: "ascending", "descending", or "two runs".
+    ``blocks``: a slot's in memory are "ascending", "descending", or "two runs".
     """
 
-    def __init__(self, path: str, slots: int = 4, max_len: int = 64, blocks: str = "ascending") -> None:
+    def __init__(
+        self,
+        path: str,
+        slots: int = 4,
+        max_len: int = 64,
+        blocks: str = "ascending",
+        quantization: str | None = None,
+        backend: type[TorchAttention] = TorchAttention,
+    ) -> None:
         source = open_model(path)
-        weights = {name: torch.full(shape, torch.nan) for name, shape in layout(source.spec).items()}
-        source.load(weights, lambda fraction: None)
+        spec, weights = source.spec, empty_weights(source.spec, quantization)
+        load(source, weights)
+        self._set_up(spec, weights, slots, max_len, blocks, backend)
+
+    @classmethod
+    def over(cls, spec: ModelSpec, weights: dict[str, torch.Tensor]) -> "Driver":
+        """Over weights that have been loaded already."""
+        driver = cls.__new__(cls)
+        driver._set_up(spec, weights, 4, 64, "ascending", TorchAttention)
+        return driver
+
+    def _set_up(
+        self,
+        spec: ModelSpec,
+        weights: dict[str, torch.Tensor],
+        slots: int,
+        max_len: int,
+        blocks: str,
+        backend: type[TorchAttention],
+    ) -> None:
         per_slot = -(-(max_len + 1) // BLOCK_SIZE)
-        pool = Pool.allocate(source.spec, PoolSpec(slots * per_slot, BLOCK_SIZE, slots, max_len))
+        pool = Pool.allocate(spec, PoolSpec(slots * per_slot, BLOCK_SIZE, slots, max_len))
         pool.kv.fill_(torch.nan)  # whatever is read before it is written shows
         for slot in range(slots):
             row = torch.arange(slot * per_slot, (slot + 1) * per_slot, dtype=torch.int32)
@@ -111,8 +145,8 @@ class Driver:
             elif blocks == "two runs":
                 row = row.roll(per_slot // 3)
             pool.table[slot, :per_slot] = row
-        self._attention = TorchAttention(source.spec, pool.kv, pool.table)
-        self._model = build_model(source.spec, weights, self._attention)
+        self._attention = backend(spec, pool.kv, pool.table)
+        self._model = build_model(spec, weights, self._attention)
         self._lengths = [0] * slots
 
     def step(self, rows: Sequence[tuple[int, list[int]]]) -> list[torch.Tensor]:

@@ -23,10 +23,10 @@ def region_bytes(region: Region) -> int:
 
 
 def lay_out(
-    model: ModelSpec, pool: PoolSpec, weights: Mapping[str, tuple[int, ...]], weight_dtype: str = "float32"
+    model: ModelSpec, pool: PoolSpec, weights: Mapping[str, tuple[str, tuple[int, ...]]]
 ) -> tuple[list[Region], int]:
-    """Where everything goes, and the file's size in bytes."""
-    wanted = [(WEIGHT_PREFIX + name, weight_dtype, shape) for name, shape in weights.items()]
+    """Where everything goes, and the file's size in bytes. ``weights``: name to (torch's name of the type, shape)."""
+    wanted = [(WEIGHT_PREFIX + name, dtype, shape) for name, (dtype, shape) in weights.items()]
     wanted += [
         ("kv", pool.kv_dtype, kv_shape(model, pool)),
         ("table", "int32", (pool.max_num_seqs, pool.max_blocks_per_seq)),

@@ -45,6 +45,18 @@ class TorchAttention:
         self._pieces: list[_Piece] = []
 
     def plan(self, rows: AttentionRows) -> None:
+        self._plan(rows, longer_than=0)
+
+    def run(self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        keys, values = self._tokens[layer]
+        keys.index_copy_(0, self._written, k.to(keys.dtype))
+        values.index_copy_(0, self._written, v.to(values.dtype))
+        out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
+        self._attend_pieces(layer, q, out)
+        return out
+
+    def _plan(self, rows: AttentionRows, longer_than: int) -> None:
+        """Where every row writes, and pieces for the rows with more than ``longer_than`` queries."""
         size, device = self._block_size, self._table.device
         starts, counts = np.asarray(rows.starts), np.asarray(rows.counts)
         widest = -(-int((starts + counts).max()) // size)
@@ -56,6 +68,8 @@ class TorchAttention:
         self._written = torch.from_numpy(written).to(device)
         self._pieces, scattered, num_scattered = [], [], 0
         for blocks, first, start, count in zip(table, firsts.tolist(), rows.starts, rows.counts, strict=True):
+            if count <= longer_than:
+                continue
             seen_from = max(0, start - self._window + 1) // size if self._window else 0
             blocks = blocks[seen_from : -(-(start + count) // size)]
             gathered = bool((blocks[1:] - blocks[:-1] != 1).any())
@@ -83,16 +97,16 @@ class TorchAttention:
             mask = torch.zeros(count, num_keys, dtype=self._dtype, device=device).masked_fill_(hidden, float("-inf"))
         return _Piece(first, count, gathered, origin + lowest, num_keys, mask)
 
-    def run(self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-        keys, values = self._tokens[layer]
-        keys.index_copy_(0, self._written, k.to(keys.dtype))
-        values.index_copy_(0, self._written, v.to(values.dtype))
+    def _attend_pieces(self, layer: int, q: torch.Tensor, out: torch.Tensor) -> None:
+        """Fills the planned pieces' places in ``out [T, Hq, D]``."""
         in_place = gathered = self._heads[layer]
         if self._scattered is not None:
             gathered = self._gather(*self._blocks[layer], self._scattered)
+        keys = in_place[0]
         queries = q.to(keys.dtype).view(q.shape[0], keys.shape[1], -1, q.shape[2])
-        outs = [_attend(piece, queries, *(gathered if piece.gathered else in_place)) for piece in self._pieces]
-        return torch.cat(outs).flatten(1, 2).to(q.dtype)
+        for piece in self._pieces:
+            attended = _attend(piece, queries, *(gathered if piece.gathered else in_place))
+            out.narrow(0, piece.first, piece.num_queries).copy_(attended.flatten(1, 2))
 
     def _gather(
         self, k_blocks: torch.Tensor, v_blocks: torch.Tensor, chosen: torch.Tensor

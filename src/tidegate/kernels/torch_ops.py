@@ -10,15 +10,19 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
     return _rms_norm(x, weight.shape, weight, eps)
 
 
+def add_rms_norm(residual: torch.Tensor, added: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+    """Adds ``added [T, hidden]`` to ``residual`` in place, and returns the sum's ``rms_norm``."""
+    return rms_norm(residual.add_(added), weight, eps)
+
+
 def rope(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
     """Turns element i of each head ``x[T, H, D]`` with element i + D/2 by the angle whose cos and sin are
-    ``[T, 1, D/2]`` (the "rotate half" pairing of Hugging Face checkpoints). Returns a new ``[T, H, D]``."""
+    ``[T, 1, D/2]`` (the "rotate half" pairing of Hugging Face checkpoints). In place; returns ``x``."""
     first, second = x.chunk(2, dim=-1)
-    out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
-    out_first, out_second = out.chunk(2, dim=-1)
-    torch.mul(first, cos, out=out_first).addcmul_(second, sin, value=-1.0)
-    torch.mul(second, cos, out=out_second).addcmul_(first, sin)
-    return out
+    before = first.clone()
+    first.mul_(cos).addcmul_(second, sin, value=-1.0)
+    second.mul_(cos).addcmul_(before, sin)
+    return x
 
 
 def silu_mul(gate_up: torch.Tensor) -> torch.Tensor:

@@ -1,6 +1,6 @@
 """Which class computes which architecture. A new family is one file and one row here."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Protocol
 
 import torch
@@ -8,6 +8,7 @@ import torch
 from tidegate.base.errors import ModelError
 from tidegate.base.specs import ModelSpec
 from tidegate.kernels.attention import Attention
+from tidegate.kernels.linear import Linear
 from tidegate.models.llama import Llama
 
 
@@ -23,7 +24,9 @@ class Model(Protocol):
         ...
 
 
-MODELS: dict[str, Callable[[ModelSpec, dict[str, torch.Tensor], Attention], Model]] = {
+Build = Callable[[ModelSpec, Mapping[str, torch.Tensor], Attention, Mapping[str, Linear] | None], Model]
+
+MODELS: dict[str, Build] = {
     "LlamaForCausalLM": Llama,
     "MistralForCausalLM": Llama,
     "Qwen2ForCausalLM": Llama,
@@ -31,8 +34,14 @@ MODELS: dict[str, Callable[[ModelSpec, dict[str, torch.Tensor], Attention], Mode
 }
 
 
-def build_model(spec: ModelSpec, weights: dict[str, torch.Tensor], attention: Attention) -> Model:
-    """The model of ``spec`` over ``weights`` (named and shaped by ``models.weights.layout``, not copied)."""
+def build_model(
+    spec: ModelSpec,
+    weights: Mapping[str, torch.Tensor],
+    attention: Attention,
+    products: Mapping[str, Linear] | None = None,
+) -> Model:
+    """The model of ``spec`` over ``weights`` (named and shaped by ``models.linears.stored``, not copied), and over the
+    ``products`` with them, where ``models.linears.linears`` has made those already."""
     if spec.architecture not in MODELS:
         raise ModelError(f"Architecture {spec.architecture} is not supported; supported are {', '.join(MODELS)}.")
-    return MODELS[spec.architecture](spec, weights, attention)
+    return MODELS[spec.architecture](spec, weights, attention, products)

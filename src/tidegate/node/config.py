@@ -8,6 +8,7 @@ class EngineConfig(msgspec.Struct, frozen=True):
     load_format: str = "auto"  # or "dummy"
     seed: int = 0  # of dummy weights
     device: str = "auto"  # or "cpu", "cuda"
+    quantization: str | None = None  # or "int8": weights in int8, activations in int8 as they are multiplied
     mode: str = "semi"
     prefill_share: float = 0.5  # of the compute, while prefill and decode both run
     order: str = "shortest"

@@ -1,12 +1,10 @@
 """A machine without a GPU: weights and KV in a memory file, lanes as processes on sets of cores."""
 
-from math import prod
-
 from tidegate.base.specs import PoolSpec
 from tidegate.device.core_sets import CoreSets
 from tidegate.device.memory import SharedMemory, lay_out, region_bytes
+from tidegate.models.linears import load, stored, stored_bytes
 from tidegate.models.sources import ModelSource
-from tidegate.models.weights import layout
 from tidegate.node import wire
 from tidegate.node.backend import Progress, Traits
 from tidegate.node.config import EngineConfig
@@ -33,8 +31,8 @@ class CpuBackend:
     def __init__(self, config: EngineConfig, source: ModelSource) -> None:
         self._source = source
         self._cores = CoreSets(config.cores).cores
-        self._shapes = layout(source.spec)
-        self.weight_bytes = FLOAT_BYTES * sum(prod(shape) for shape in self._shapes.values())
+        self._stored = stored(source.spec, config.quantization)
+        self.weight_bytes = stored_bytes(source.spec, config.quantization)
         self.kv_bytes = 0
         self._pool_spec: PoolSpec | None = None
         self._lanes: ProcessLanes | None = None
@@ -51,14 +49,14 @@ class CpuBackend:
     def open(self, lanes: list[str], progress: Progress) -> LaneHost:
         assert self._pool_spec is not None
         spec, pool_spec, cores = self._source.spec, self._pool_spec, self._cores
-        regions, num_bytes = lay_out(spec, pool_spec, self._shapes)
+        regions, num_bytes = lay_out(spec, pool_spec, self._stored)
         self.kv_bytes = next(region_bytes(region) for region in regions if region.name == "kv")
         memory = SharedMemory.create(num_bytes)
         self._lanes = host = ProcessLanes(memory.fd)
         for lane in lanes:
             host.start(lane)  # they import while the weights are read
         weights, pool = memory.open_pool(pool_spec, regions)
-        self._source.load(weights, lambda fraction: progress("loading weights", fraction))
+        load(self._source, weights, lambda fraction: progress("loading weights", fraction))
         progress("starting lanes", 0.0)
         host.provide(pool, lambda lane: wire.LaneInit(lane, spec, pool_spec, regions, num_bytes, cores))
         return host

@@ -40,6 +40,8 @@ class GpuBackend:
     sharing = "green contexts"
 
     def __init__(self, config: EngineConfig, source: ModelSource) -> None:
+        if config.quantization is not None:
+            raise ConfigError("--quantization is for machines without a GPU so far: leave it out, or use --device cpu")
         self._config, self._source = config, source
         self._shapes = layout(source.spec)
         elements = sum(prod(shape) for shape in self._shapes.values())
@@ -89,7 +91,8 @@ class GpuBackend:
     def open(self, lanes: list[str], progress: Progress) -> LaneHost:
         assert self._arrays is not None
         sys.setswitchinterval(SWITCH_SECONDS)
-        regions, num_bytes = lay_out(self._source.spec, self._arrays, self._shapes, DTYPE)
+        stored = {name: (DTYPE, shape) for name, shape in self._shapes.items()}
+        regions, num_bytes = lay_out(self._source.spec, self._arrays, stored)
         self.kv_bytes = next(region_bytes(region) for region in regions if region.name == "kv")
         weights, pool = GpuMemory(num_bytes).open_pool(self._arrays, regions)
         self._source.load(weights, lambda fraction: progress("loading weights", fraction))

@@ -1,95 +1,104 @@
-"""A lane as a process: maps the pool, runs the batches it is told to, answers with tokens.
+"""A lane as a process: runs the batches it is told to over the pool, answers with tokens.
 
 It owns nothing that its death would lose: weights, KV, block table and tokens lie in the node's memory, sampling
-parameters are sent again. Started by ``node.process_lanes`` as ``python -m tidegate.node.lane_process SOCKET MEMORY``.
+parameters are sent again. Forked by ``node.lane_stem``.
 """
 
 import select
-import signal
-import socket
-import sys
 import time
-import traceback
 from collections import deque
+from collections.abc import Mapping
 
 import torch
 
 from tidegate.base.batch import Batch, Slice
+from tidegate.base.clock import now_s
 from tidegate.base.specs import ModelSpec, PoolSpec
 from tidegate.device.core_sets import CoreSets, ProcessPart
-from tidegate.device.memory import SharedMemory
+from tidegate.device.crowding import Crowding
 from tidegate.device.pool import Pool
-from tidegate.kernels.torch_attention import TorchAttention
+from tidegate.kernels.cpu_attention import CpuAttention
+from tidegate.kernels.linear import Linear
 from tidegate.models.registry import build_model
 from tidegate.node import wire
 from tidegate.runner.runner import Runner
 
-
-def build_runner(model_spec: ModelSpec, weights: dict[str, torch.Tensor], pool: Pool) -> Runner:
-    attention = TorchAttention(model_spec, pool.kv, pool.table)
-    return Runner(build_model(model_spec, weights, attention), attention, pool, model_spec)
+Products = Mapping[str, Linear]
 
 
-def warm_up(model_spec: ModelSpec, weights: dict[str, torch.Tensor]) -> None:
+def build_runner(
+    spec: ModelSpec, weights: Mapping[str, torch.Tensor], pool: Pool, products: Products | None = None
+) -> Runner:
+    """``products`` are ``models.linears.linears`` of the weights, where they have been made already."""
+    attention = CpuAttention(spec, pool.kv, pool.table)
+    return Runner(build_model(spec, weights, attention, products), attention, pool, spec)
+
+
+def warm_up(model_spec: ModelSpec, weights: Mapping[str, torch.Tensor], products: Products | None = None) -> None:
     """The first products set up threads and libraries; do them on a small pool of our own."""
     spec = PoolSpec(num_blocks=4, block_size=16, max_num_seqs=1, max_model_len=48)
     pool = Pool.allocate(model_spec, spec)
     pool.table[0] = torch.arange(spec.max_blocks_per_seq, dtype=torch.int32)
-    runner = build_runner(model_spec, weights, pool)
+    runner = build_runner(model_spec, weights, pool, products)
     runner.run(Batch(0, 1.0, [Slice(0, 0, [1] * 32, True)], [], [], [], []))
     runner.run(Batch(1, 1.0, [], [0], [32], [], []))
 
 
-class LaneProcess:
-    def __init__(self, channel: wire.Channel, memory_fd: int) -> None:
-        self._channel = channel
-        self._memory_fd = memory_fd
-        self._part = ProcessPart()
+class Mailbox:
+    """The messages of a channel one at a time, for a process that does nothing else but wait for them."""
+
+    def __init__(self, channel: wire.Channel) -> None:
+        self.channel = channel
         self._inbox: deque[wire.ToLane] = deque()
 
-    def run(self) -> None:
-        """Until told to stop, or until the node is gone."""
-        init = self._next()
-        if not isinstance(init, wire.LaneInit):
-            return
-        core_sets = CoreSets(init.cores)
-        self._part.enter(core_sets.part(init.lane, 1.0))
-        memory = SharedMemory(self._memory_fd, init.shared_bytes)
-        weights, pool = memory.open_pool(init.pool, init.regions)
-        warm_up(init.model, weights)
-        runner = build_runner(init.model, weights, pool)
-        self._channel.send(wire.LaneUp(init.lane))
-        while isinstance(message := self._next(), wire.RunBatch):
-            part = core_sets.part(init.lane, message.batch.share)
-            self._part.enter(part)
-            result = runner.run(message.batch)
-            self._channel.send(wire.LaneResult(result))
-            if part.duty < 1.0:
-                time.sleep(result.seconds * (1.0 - part.duty) / part.duty)
-
-    def _next(self) -> wire.ToLane:
+    def next(self) -> wire.ToLane:
         """The next message, in order; StopLane when the node has gone."""
         closed = False
         while not self._inbox and not closed:
-            writers = [self._channel] if self._channel.wants_write else []
-            select.select([self._channel], writers, [])
-            self._channel.flush()
-            messages, closed = self._channel.receive()
+            writers = [self.channel] if self.channel.wants_write else []
+            select.select([self.channel], writers, [])
+            self.channel.flush()
+            messages, closed = self.channel.receive()
             self._inbox += messages
         return self._inbox.popleft() if self._inbox else wire.StopLane()
 
 
-def main() -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a ^C at the terminal is the server's to handle
-    socket_fd, memory_fd = map(int, sys.argv[1:])
-    channel = wire.Channel(socket.socket(fileno=socket_fd), wire.ToLane)
-    try:
-        LaneProcess(channel, memory_fd).run()
-    except Exception as error:
-        traceback.print_exc()
-        channel.send(wire.LaneFailure(f"{type(error).__name__}: {error}"))
-        sys.exit(1)
+class LaneProcess:
+    """What a lane does from its first moment on; ``init`` was the first message in ``mailbox``."""
 
+    def __init__(
+        self,
+        mailbox: Mailbox,
+        init: wire.LaneInit,
+        weights: Mapping[str, torch.Tensor],
+        pool: Pool,
+        products: Products,
+    ) -> None:
+        self._mailbox, self._init = mailbox, init
+        self._weights, self._pool, self._products = weights, pool, products
 
-if __name__ == "__main__":
-    main()
+    def run(self) -> None:
+        """Until told to stop, or until the node is gone."""
+        try:
+            self._run()
+        except Exception as error:
+            self._mailbox.channel.send(wire.LaneFailure(f"{type(error).__name__}: {error}"))
+            raise
+
+    def _run(self) -> None:
+        init, process = self._init, ProcessPart()
+        core_sets = CoreSets(init.cores)
+        process.enter(core_sets.part(init.lane, 1.0))
+        warm_up(init.model, self._weights, self._products)
+        runner = build_runner(init.model, self._weights, self._pool, self._products)
+        crowding = Crowding()
+        self._mailbox.channel.send(wire.LaneUp(init.lane))
+        while isinstance(message := self._mailbox.next(), wire.RunBatch):
+            part = core_sets.part(init.lane, message.batch.share)
+            process.enter(part)
+            torch.set_num_threads(crowding.threads(len(part.cores)))
+            result = runner.run(message.batch)
+            self._mailbox.channel.send(wire.LaneResult(result))
+            crowding.ran(len(part.cores), result.seconds, now_s())
+            if part.duty < 1.0:
+                time.sleep(result.seconds * (1.0 - part.duty) / part.duty)

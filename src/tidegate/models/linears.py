@@ -1,0 +1,85 @@
+"""A model's matrices, ready to be multiplied with: float as they lie, or quantised to int8.
+
+Quantised, the matrices lie in memory as int8, each with a float32 scale a row beside it ("layers.0.qkv_scale"); the
+embedding stays float, since its rows are looked up, so a tied ``lm_head`` becomes a tensor of its own. Before that, all
+weights are turned so that they round well (``models.rotation``).
+"""
+
+import math
+from collections.abc import Callable, Mapping
+
+import torch
+
+from tidegate.base.errors import ModelError
+from tidegate.base.specs import ModelSpec
+from tidegate.kernels.linear import Linear, float_linear
+from tidegate.models.rotation import rotate
+from tidegate.models.sources import ModelSource
+from tidegate.models.weights import layout
+
+QUANTIZATIONS = ("int8",)
+_IN_LAYER = ("qkv", "o", "gate_up", "down")
+
+
+def stored(spec: ModelSpec, quantization: str | None) -> dict[str, tuple[str, tuple[int, ...]]]:
+    """Name to (torch's name of the type, shape) of every tensor that the model is computed from."""
+    shapes: dict[str, tuple[str, tuple[int, ...]]] = {name: ("float32", shape) for name, shape in layout(spec).items()}
+    if quantization is None:
+        return shapes
+    if quantization not in QUANTIZATIONS:
+        raise ModelError(f"Quantization {quantization!r} is unknown; choose from {', '.join(QUANTIZATIONS)}.")
+    for name in matrices(spec):
+        shape = layout(spec)[_float_name(spec, name)]
+        shapes[name] = ("int8", shape)
+        shapes[name + "_scale"] = ("float32", shape[:1])
+    return shapes
+
+
+def stored_bytes(spec: ModelSpec, quantization: str | None) -> int:
+    return sum(math.prod(shape) * (1 if dtype == "int8" else 4) for dtype, shape in stored(spec, quantization).values())
+
+
+def matrices(spec: ModelSpec) -> list[str]:
+    """The names of all matrices that activations are multiplied with."""
+    return [f"layers.{i}.{name}" for i in range(spec.num_layers) for name in _IN_LAYER] + ["lm_head"]
+
+
+def load(
+    source: ModelSource, into: Mapping[str, torch.Tensor], progress: Callable[[float], None] = lambda fraction: None
+) -> None:
+    """Fills the tensors of ``stored`` in place. Quantising holds all matrices as float32 meanwhile."""
+    spec = source.spec
+    quantised = [name for name in matrices(spec) if name + "_scale" in into]
+    if not quantised:
+        source.load(dict(into), progress)
+        return
+    from tidegate.kernels.int8_linear import quantise_rows
+
+    floats = {name: torch.empty(shape) if name in quantised else into[name] for name, shape in layout(spec).items()}
+    source.load(floats, progress)
+    if spec.tied_embeddings:
+        floats["lm_head"] = floats["embed"].clone()
+    rotate(spec, floats)
+    for name in quantised:
+        rounded, scale = quantise_rows(floats.pop(name))
+        into[name].copy_(rounded)
+        into[name + "_scale"].copy_(scale)
+
+
+def linears(spec: ModelSpec, weights: Mapping[str, torch.Tensor]) -> dict[str, Linear]:
+    """The products with each of ``matrices``, biases included, by name. Packs int8 matrices; copies no others."""
+    return {name: _linear(spec, weights, name) for name in matrices(spec)}
+
+
+def _linear(spec: ModelSpec, weights: Mapping[str, torch.Tensor], name: str) -> Linear:
+    bias = weights.get(name + "_bias")
+    scale = weights.get(name + "_scale")
+    if scale is None:
+        return float_linear(weights[_float_name(spec, name)], bias)
+    from tidegate.kernels.int8_linear import Int8Linear
+
+    return Int8Linear(weights[name], scale, bias)
+
+
+def _float_name(spec: ModelSpec, name: str) -> str:
+    return "embed" if name == "lm_head" and spec.tied_embeddings else name
