@@ -101,9 +101,8 @@ async def measure(arguments: argparse.Namespace) -> None:
     engine = await start_engine(config)
     alone = await prefill_alone(engine)
     print(f"prefill alone, whole machine: {alone * PROMPT_TOKENS:.0f} tokens/s")
-    print(
-        f"{'mode':<14} {'quiet p50':>10} {'busy p50':>9} {'p99':>7} {'max':>7} {'prefill tokens/s':>17} {'of whole':>9}"
-    )
+    names = ("quiet p50", "busy p50", "p99", "max", "prefill tokens/s", "% of whole")
+    print(f"{'mode':<14}" + "".join(f"{name:>{len(name) + 3}}" for name in names))
     outcomes = {}
     for mode in MODES:
         outcome = outcomes[mode] = await run_mode(engine, mode, arguments.seconds)

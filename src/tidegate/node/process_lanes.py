@@ -17,7 +17,7 @@ from tidegate.device.pool import Pool
 from tidegate.node import wire
 from tidegate.runner.inputs import apply_tables
 
-CLOSE_SECONDS = 5.0
+CLOSE_SECONDS = 2.0  # a lane that is killed loses nothing; well within what the engine itself is given to close
 _PR_SET_CHILD_SUBREAPER = 36
 # OpenMP's threads wait awake for some 50 to 100 us, which spans the gaps within a step, before they go to sleep (see
 # device.crowding). numpy's own threads would not survive the stem's forks, and nothing uses them.
