@@ -3,6 +3,7 @@
 # make check   style and types
 #
 # MODEL=… serves another model, ARGS="--mode chunked" passes flags on, PYTHON=python3.12 picks an interpreter.
+# Without a GPU the weights are served in int8; QUANTIZATION= serves them as they are.
 # TORCH_INDEX_URL=… is where PyTorch comes from, if not from pip's own index.
 
 PYTHON ?= python3
@@ -15,12 +16,13 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check install -q
 GPU := $(shell nvidia-smi -L 2>/dev/null | head -n 1)
 EXTRA := $(if $(GPU),[cuda],)
+QUANTIZATION ?= $(if $(GPU),,--quantization int8)
 
 .PHONY: serve test check format clean
 .DELETE_ON_ERROR:
 
 serve: $(VENV)/.serve
-	$(BIN)/tidegate serve $(MODEL) $(ARGS)
+	$(BIN)/tidegate serve $(MODEL) $(QUANTIZATION) $(ARGS)
 
 test: $(VENV)/.dev
 	$(BIN)/python -m pytest
