@@ -23,7 +23,8 @@ class Rotation:
         generator = torch.Generator().manual_seed(size)
         self._signs = torch.randint(0, 2, (size,), generator=generator).mul_(2).sub_(1).float()
         power = size & -size  # the largest power of 2 that divides it
-        self._factors = [torch.linalg.qr(_normal(size // power, generator))[0].float().contiguous()]
+        odd = size // power
+        self._factors = [torch.linalg.qr(_normal(odd, generator))[0].float().contiguous()] if odd > 1 else []
         while power > 1:
             factor = min(power, _LARGEST_FACTOR)
             self._factors.append(_hadamard(factor))
@@ -31,12 +32,11 @@ class Rotation:
 
     def turn_inputs(self, matrix: torch.Tensor) -> None:
         """``matrix [out, size]``, which reads the stream, in place becomes one that reads the turned stream."""
-        matrix.mul_(self._signs)
-        inner = 1
+        turned = matrix * self._signs
         for factor in self._factors:
-            parts = matrix.view(-1, len(factor), inner)
-            parts.copy_(torch.matmul(factor, parts))
-            inner *= len(factor)
+            # The innermost axis is turned and becomes the outermost, so that the next factor finds its own innermost.
+            turned = (turned.view(len(matrix), -1, len(factor)) @ factor).transpose(1, 2).flatten(1)
+        matrix.copy_(turned)
 
     def turn_outputs(self, matrix: torch.Tensor) -> None:
         """``matrix [size, in]``, which writes to the stream, or a bias ``[size]`` of one."""
