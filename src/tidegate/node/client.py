@@ -17,8 +17,7 @@ from tidegate.node.config import EngineConfig
 from tidegate.node.engine import OutputStream
 
 CLOSE_SECONDS = 10.0
-# Threads of a step wait for each other asleep, not spinning: on a machine that does anything else besides, spinning
-# makes steps many times slower (measured with one busy neighbour on 2 cores: 1397 ms instead of 68 ms).
+# What of the node itself uses OpenMP waits asleep; lanes have an environment of their own (node.process_lanes).
 ENVIRONMENT = {"OMP_WAIT_POLICY": "PASSIVE"}
 OnProgress = Callable[[str, float], None]
 
