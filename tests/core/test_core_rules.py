@@ -310,3 +310,12 @@ def test_a_first_token_is_told_when_the_decode_lanes_next_step_starts():
     actions = finish("D", step, 0.4)
     assert sorted(o.id for o in outputs(actions)) == ["a", "b"]
     assert len(launches(actions)["D"].decode_slots) == 2
+
+
+def test_what_a_request_has_generated_is_shared_with_those_that_go_on_from_it():
+    first = spec("a", 10, 20)
+    answer = expected_tokens(first, VOCAB)
+    again = RequestSpec("b", [*first.prompt, *answer, 3], 2)
+    _, simulation = run("semi", [(0.0, Arrived(first)), (5.0, Arrived(again))])
+    simulation.run()
+    assert simulation.outputs["b"][0].cached_tokens == 28, "29 tokens of a were computed, in blocks of 4"

@@ -143,6 +143,8 @@ class Binder:
     def preempt(self, request: Request) -> None:
         """Takes an idle request off the device; it will be computed again when there is room."""
         del (self._queues.prefilling if request.state is State.PREFILLING else self._queues.decoding)[request.id]
+        if request.state is State.DECODING:
+            self._residency.publish_decoded(request)
         self._residency.release(request)
         request.preempt()
         self._queues.enqueue(request)

@@ -145,16 +145,12 @@ class Core:
                 request.prompt_done()
                 self._queues.decoding[request.id] = request
                 self._append(request, token, logprob, hold=len(self.mode.lanes) > 1)
-        block_size = self.config.block_size
         for request, token in zip(flight.decodes, tokens, strict=True):
             logprob = next(logprobs) if logprobs else None
             request.in_flight -= 1
             if request.state is State.ENDED:
                 self._let_go(request)
                 continue
-            length = len(request.tokens)
-            if length % block_size == 0:
-                self._residency.publish(request, length // block_size - 1, length // block_size)
             self._append(request, token, logprob)
 
     def _lane_ready(self, event: LaneReady) -> None:
@@ -310,6 +306,8 @@ class Core:
         if request.held is not None:
             self._release(request)
         self._queues.remove(request)
+        if request.state is State.DECODING:
+            self._residency.publish_decoded(request)
         request.end()
         del self.requests[request.id]
         self._count(finish)

@@ -67,6 +67,12 @@ class Residency:
         for i in range(first_block, end_block):
             self.blocks.publish(request.blocks[i], request.chain[i + 1])
 
+    def publish_decoded(self, request: Request) -> None:
+        """Lets others share what was computed while decoding: all acknowledged tokens but the last. Done when a request
+        leaves, not block by block, so that no step has to hash for everybody who fills a block in it."""
+        computed = len(request.tokens) - 1
+        self.publish(request, request.done // self.block_size, computed // self.block_size)
+
     def release(self, request: Request) -> None:
         assert request.in_flight == 0, "memory was released under a batch in flight"
         if request.slot >= 0:
