@@ -13,7 +13,7 @@ from tidegate.base.clock import now_s
 from tidegate.base.errors import ConfigError, TidegateError
 from tidegate.bench.command import add_bench
 from tidegate.bench.command import run as run_bench
-from tidegate.node.client import EngineProcess, start_engine
+from tidegate.node.client import start_engine
 from tidegate.node.config import EngineConfig
 from tidegate.node.wire import EngineInfo
 from tidegate.policy.modes import MODES
@@ -263,7 +263,7 @@ async def run_server(arguments: argparse.Namespace) -> int:
         screen.line(f"ready in {now_s() - start:.1f} s: http://{host}:{port}")
 
     code = await serve(app, listener=listener, drain_timeout_s=arguments.shutdown_timeout, on_ready=ready)
-    if code and isinstance(engine, EngineProcess) and engine.death:
+    if code and engine.death:
         screen.line(f"tidegate: {engine.death}")
     return code
 

@@ -46,8 +46,6 @@ def test_dummy_weights_need_no_tokenizer_and_sigterm_lets_running_requests_finis
     assert server.stop() == 0
     thread.join()
     assert answers[0].status_code == 200 and answers[0].json()["usage"]["completion_tokens"] == 1500
-    text = httpx.post if not answers else None
-    assert text is None
 
 
 @pytest.mark.parametrize(
