@@ -5,16 +5,20 @@ from collections import Counter
 import hypothesis.strategies as st
 from hypothesis import given, settings
 
-from tidegate.base.events import Aborted, Arrived, CacheReset, ModeSet, SharesSet, Tick
+from tidegate.base.events import Aborted, Arrived, CacheReset, ModeSet, SharesSet, Tick, Tuned
 from tidegate.base.request import RequestSpec, SamplingParams
 from tidegate.base.specs import PoolSpec
 from tidegate.core.config import CoreConfig
 from tidegate.core.core import Core
 from tidegate.core.request import State
 from tidegate.policy.modes import MODES
+from tidegate.policy.order import ORDERS
 from tidegate.sim.device import FakeDevice, expected_tokens
 from tidegate.sim.driver import Simulation
+from tidegate.slo.goodput import Metric, Slo
+from tidegate.slo.latency import rough
 
+SLO = Slo(0.1, 0.03)
 VOCAB = 17  # small: prompts share prefixes, stop ids are hit
 
 
@@ -30,7 +34,7 @@ def build(mode="semi", caching=True, num_blocks=24, max_num_seqs=6, budget=24, *
         mode=mode,
         prefix_caching=caching,
         prefix_secret=b"test",
-        **more,
+        **{"slo": SLO, "latency": rough(1000.0)} | more,
     )
     core = Core(config)
     pool = PoolSpec(num_blocks, 4, max_num_seqs, 64)
@@ -89,6 +93,17 @@ def request_specs(draw, number):
     )
 
 
+tunings = st.builds(
+    Tuned,
+    max_num_batched_tokens=st.none() | st.integers(1, 30),
+    slice_ms=st.none() | st.floats(1.0, 100.0),
+    order=st.none() | st.sampled_from(ORDERS),
+    ttft_s=st.none() | st.floats(0.01, 1.0),
+    tpot_s=st.none() | st.floats(0.005, 0.2),
+    slo_metric=st.none() | st.sampled_from([str(metric) for metric in Metric]),
+)
+
+
 @st.composite
 def stories(draw):
     """Requests with arrival times, some aborted; lanes that die; mode and share changes; cache resets."""
@@ -108,6 +123,8 @@ def stories(draw):
     for _ in range(draw(st.integers(0, 3))):
         share = draw(st.floats(0.1, 0.9))
         events.append((draw(times), SharesSet({"P": share, "D": 1 - share})))
+    for _ in range(draw(st.integers(0, 2))):
+        events.append((draw(times), draw(tunings)))
     if draw(st.booleans()):
         events.append((draw(times), CacheReset()))
     losses = draw(st.lists(st.tuples(st.sampled_from(["P", "D"]), times, st.floats(0.01, 0.3)), max_size=2))
@@ -120,7 +137,7 @@ def stories(draw):
     caching=st.booleans(),
     num_blocks=st.sampled_from([16, 24, 60]),
     ending=st.sampled_from([None, 0.0, 0.7]),
-    order=st.sampled_from(["shortest", "arrival"]),
+    order=st.sampled_from(ORDERS),
 )
 @settings(max_examples=150, deadline=None)
 def test_any_story_ends_with_the_right_tokens_and_all_blocks_back(story, mode, caching, num_blocks, ending, order):

@@ -61,6 +61,18 @@ class SharesSet(msgspec.Struct, frozen=True, tag="shares_set"):
     shares: dict[str, float]
 
 
+class Tuned(msgspec.Struct, frozen=True, tag="tuned", omit_defaults=True):
+    """Settings that change while serving; None leaves one as it is. From the next batch on they are in force."""
+
+    max_num_batched_tokens: int | None = None
+    slice_ms: float | None = None
+    order: str | None = None
+    gate: str | None = None
+    ttft_s: float | None = None  # of the SLO
+    tpot_s: float | None = None
+    slo_metric: str | None = None
+
+
 class CacheReset(msgspec.Struct, frozen=True, tag="cache_reset"):
     """Forget every cached prefix that no request is using."""
 
@@ -70,7 +82,7 @@ class Tick(msgspec.Struct, frozen=True, tag="tick"):
 
 
 Lanewise = BatchDone | BatchEnding | LaneReady | LaneLost | LaneGone
-Event = Arrived | Aborted | Lanewise | ModeSet | SharesSet | CacheReset | Tick
+Event = Arrived | Aborted | Lanewise | ModeSet | SharesSet | Tuned | CacheReset | Tick
 
 
 class Launch(msgspec.Struct, frozen=True, tag="launch"):

@@ -38,6 +38,8 @@ class RequestSpec(msgspec.Struct, frozen=True, omit_defaults=True):
     sampling: SamplingParams = SamplingParams()
     priority: int = 0  # lower is served first
     cache_salt: str = ""  # requests share cached prefixes only under equal salts
+    ttft_s: float | None = None  # its own SLO: seconds to its first token; None: the engine's
+    tpot_s: float | None = None  # the same for each next token
 
 
 class TokenLogprob(msgspec.Struct, array_like=True, frozen=True):

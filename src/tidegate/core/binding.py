@@ -1,15 +1,17 @@
 """From a rule's plan to a batch: who is in it is fixed here, blocks are allocated here, nowhere else."""
 
 from collections.abc import Iterator
+from functools import cached_property
 from typing import NamedTuple
 
 from tidegate.base.batch import Batch, Slice, SlotSetup, TableUpdate
-from tidegate.base.request import Output
 from tidegate.core.lanes import Flight, Lane, PrefillRow
 from tidegate.core.queues import Queues
 from tidegate.core.request import Request, State
 from tidegate.core.residency import Residency
+from tidegate.policy.order import Outlook
 from tidegate.policy.rule import Plan
+from tidegate.slo.latency import Work
 
 
 class Totals:
@@ -24,33 +26,37 @@ class LaneView:
     """The queues as one lane may use them (``policy.rule.View``). A request with work in flight belongs to the lane
     that has it until that is acknowledged."""
 
-    def __init__(self, lane: Lane, queues: Queues, residency: Residency) -> None:
-        self._lane = lane
+    def __init__(self, lane: Lane, queues: Queues, residency: Residency, now: float, outlook: Outlook) -> None:
+        self.lane = lane
         self._queues = queues
         self._residency = residency
+        started = [r for r in queues.prefilling.values() if r.remaining and (not r.in_flight or r.lane is lane)]
+        self.prompts = queues.arranged(started, now, outlook)  # in the order in which they will be served
 
     def prefills(self) -> Iterator[Request]:
-        queues, lane = self._queues, self._lane
-        started = [r for r in queues.prefilling.values() if r.remaining and (not r.in_flight or r.lane is lane)]
-        started.sort(key=lambda r: r.order_key)
         blocked = False
-        for request in started:
-            while not blocked and queues.waiting and queues.waiting[0].order_key < request.order_key:
-                admitted = self._admit()
-                if admitted is not None:
-                    yield admitted
-                blocked = admitted is None
-            yield request
-        while not blocked and queues.waiting:
-            admitted = self._admit()
-            if admitted is not None:
-                yield admitted
-            blocked = admitted is None
+        for request in self.prompts:
+            if request.state is State.WAITING:
+                blocked = blocked or not self._admit(request)
+                if blocked:
+                    continue  # nobody who waits behind it is let past
+            if request.remaining:
+                yield request
+
+    @cached_property
+    def decoding(self) -> Work:
+        """What the next token of everybody who decodes asks of the device."""
+        rows = self._ready
+        return Work(rows=len(rows), context=sum(len(r.tokens) + r.in_flight for r in rows))
 
     def decodes(self) -> list[Request]:
+        return self._ready
+
+    @cached_property
+    def _ready(self) -> list[Request]:
         """Those whose next input is known, or will be when the lane's own batch in flight has run: a lane may read
         what it wrote from its next launch on, also the first token of a prompt that it has just finished."""
-        lane, queues = self._lane, self._queues
+        lane, queues = self.lane, self._queues
         ready = [
             r
             for r in queues.decoding.values()
@@ -63,21 +69,20 @@ class LaneView:
         ]
         return ready
 
-    def _admit(self) -> Request | None:
-        """The first waiting request, admitted; None if it has to wait (nobody behind it is let past)."""
-        request = self._queues.waiting[0]
+    def _admit(self, request: Request) -> bool:
+        """Whether it is admitted, or has to wait."""
         if not self._residency.admit(request):
-            return None
+            return False
         self._queues.dequeue(request)
         request.admit()
         self._queues.prefilling[request.id] = request
-        return request
+        return True
 
 
 class Bound(NamedTuple):
     batch: Batch
     flight: Flight
-    released: list[Output]  # first tokens that were held until this batch
+    released: list[Request]  # whose first tokens were held until this batch
 
 
 class Binder:
@@ -94,7 +99,7 @@ class Binder:
         decodes: list[Request] = []
         slots: list[int] = []
         positions: list[int] = []
-        released: list[Output] = []
+        released: list[Request] = []
         for r in plan.decodes:
             if r.state is State.WAITING:
                 continue  # preempted for a row above
@@ -109,15 +114,13 @@ class Binder:
                 self.totals.handovers += r.prefill_lane != lane.name
                 r.prefill_lane = None
                 if r.held is not None:
-                    released.append(r.held)
-                    r.held = None
+                    released.append(r)
             r.in_flight += 1
             decodes.append(r)
             slots.append(r.slot)
             positions.append(position)
         slices: list[Slice] = []
         prefills: list[PrefillRow] = []
-        prefill_tokens = 0
         for r, count in plan.prefills:
             if r.state is not State.PREFILLING:
                 continue
@@ -133,12 +136,12 @@ class Binder:
             r.launched = end
             r.in_flight += 1
             r.prefill_lane = lane.name
-            prefill_tokens += count
+            self._queues.order.served(r, count)
         if not slices and not decodes:
             return None
         batch = Batch(self._next_batch_id, 1.0, slices, slots, positions, tables, setups)
         self._next_batch_id += 1
-        return Bound(batch, Flight(batch.id, 1.0, prefills, decodes, prefill_tokens), released)
+        return Bound(batch, Flight(batch.id, 1.0, prefills, decodes, Work.of(batch)), released)
 
     def preempt(self, request: Request) -> None:
         """Takes an idle request off the device; it will be computed again when there is room."""

@@ -6,6 +6,10 @@ Same events, same times, same configuration: same actions. The node loop carries
 simulator on predicted ones.
 """
 
+import math
+
+import msgspec
+
 from tidegate.base.events import (
     Aborted,
     Action,
@@ -23,20 +27,29 @@ from tidegate.base.events import (
     Resize,
     SharesSet,
     Tick,
+    Tuned,
     Wake,
 )
 from tidegate.base.request import Output, TokenLogprob
 from tidegate.base.stats import Stats
 from tidegate.core.binding import Binder, Bound, LaneView
-from tidegate.core.config import CoreConfig, check_shares
+from tidegate.core.config import CoreConfig, check_shares, tuned
 from tidegate.core.lanes import Flight, Lane
 from tidegate.core.queues import Queues
-from tidegate.core.request import Request, State
+from tidegate.core.request import PATIENCE_SECONDS, Request, State
 from tidegate.core.residency import Residency
 from tidegate.policy.modes import MODES, Mode
 from tidegate.policy.order import order_by_name
 from tidegate.policy.rule import Budget
-from tidegate.slo.rate import PrefillRate
+from tidegate.slo.gate import Ended, Gate, Load, Observation, Pressing, TimedRoom
+from tidegate.slo.gates import make_gate
+from tidegate.slo.goodput import Metric
+from tidegate.slo.latency import Work
+from tidegate.slo.schedule import Schedule, Standing
+
+PRESSING = 16  # prompts that a gate is told of
+SPARES = 4  # decoding requests, those with the least time to spare, that a gate is told of
+PACE_LIMIT_SECONDS = 1.0  # a longer time between two decode steps was idleness
 
 
 class Core:
@@ -44,12 +57,15 @@ class Core:
         config.validate()
         self.config = config
         self.mode: Mode = MODES[config.mode]
-        self.shares = dict(config.shares)
+        self.shares = dict(config.shares)  # in force while both lanes run
         self.lanes: dict[str, Lane] = {}
         self.requests: dict[str, Request] = {}  # all that have not ended
         self._target: Mode | None = None  # a mode that waits for its lanes to start
         self._queues = Queues(order_by_name(config.order, config.prefill_tokens_per_s))
+        self.gate: Gate = self._make_gate(self.mode)
         self._residency = Residency(config)
+        self._schedule = Schedule()
+        self._stepped_s = -math.inf  # when a batch with decodes last ended
         self._binder = Binder(self._queues, self._residency)
         self._arrivals = 0
         self._finished: dict[str, int] = {}
@@ -63,31 +79,33 @@ class Core:
         actions: list[Action] = []
         match event:
             case BatchDone():
-                self._batch_done(event)
+                self._batch_done(event, now)
             case Arrived():
                 self._arrived(event, now)
             case Aborted():
-                self._aborted(event)
+                self._aborted(event, now)
             case BatchEnding():
                 lane = self.lanes[event.lane]
                 lane.ending = len(lane.flights) == 1 and lane.flights[0].batch_id == event.batch_id
             case LaneReady():
                 self._lane_ready(event)
             case LaneLost():
-                self._lane_lost(event)
+                self._lane_lost(event, now)
             case LaneGone():
-                self._fail_all(event.reason)
+                self._fail_all(event.reason, now)
             case ModeSet():
                 actions += self._mode_set(event)
             case SharesSet():
                 check_shares(event.shares)
-                self.shares = dict(event.shares)
-                actions.append(Resize(event.shares))
+                self.config = msgspec.structs.replace(self.config, shares=dict(event.shares))
+                self.gate.ask(event.shares)
+            case Tuned():
+                self._tuned(event)
             case CacheReset():
                 self._residency.blocks.clear_cached()
             case Tick():
                 pass
-        actions += self._launches()
+        actions += self._launches(now)
         if self._outputs:
             actions.append(Emit(self._outputs))
         return actions
@@ -109,7 +127,8 @@ class Core:
         elif len(self._queues.waiting) >= config.max_waiting:
             refusal = ("rejected", f"{config.max_waiting} requests are waiting already")
         else:
-            request = Request(spec, self._arrivals, now)
+            ttft_s = spec.ttft_s or (config.slo.ttft_s if config.slo else PATIENCE_SECONDS)
+            request = Request(spec, self._arrivals, now, now + ttft_s)
             self._arrivals += 1
             self.requests[spec.id] = request
             self._queues.enqueue(request)
@@ -117,16 +136,17 @@ class Core:
         self._count(refusal[0])
         self._outputs.append(Output(spec.id, [], *refusal))
 
-    def _aborted(self, event: Aborted) -> None:
+    def _aborted(self, event: Aborted, now: float) -> None:
         request = self.requests.get(event.request_id)
         if request is not None:
-            self._end(request, "abort", [], "the client left")
+            self._end(request, "abort", [], "the client left", now)
 
-    def _batch_done(self, event: BatchDone) -> None:
+    def _batch_done(self, event: BatchDone, now: float) -> None:
         result = event.result
         lane = self.lanes[event.lane]
         flight = lane.land(result.id)
-        lane.observe(flight, result.seconds)
+        lane.count(flight, result.seconds)
+        self.gate.observe(Observation(lane.name, flight.share, flight.beside, flight.work, result.seconds))
         tokens = iter(result.tokens)
         logprobs = iter(result.logprobs) if result.logprobs else None
         for request, end, samples in flight.prefills:
@@ -144,14 +164,17 @@ class Core:
                 del self._queues.prefilling[request.id]
                 request.prompt_done()
                 self._queues.decoding[request.id] = request
-                self._append(request, token, logprob, hold=len(self.mode.lanes) > 1)
+                self._append(request, token, logprob, now, hold=lane.spec is not None and not lane.spec.decodes)
+        if flight.decodes:
+            self._schedule.step(now - max(self._stepped_s, now - PACE_LIMIT_SECONDS))
+            self._stepped_s = now
         for request, token in zip(flight.decodes, tokens, strict=True):
             logprob = next(logprobs) if logprobs else None
             request.in_flight -= 1
             if request.state is State.ENDED:
                 self._let_go(request)
                 continue
-            self._append(request, token, logprob)
+            self._append(request, token, logprob, now)
 
     def _lane_ready(self, event: LaneReady) -> None:
         lane = self._lane(event.lane)
@@ -160,14 +183,14 @@ class Core:
         if self._target is not None and self._can_enter(self._target):
             self._enter(self._target)
 
-    def _lane_lost(self, event: LaneLost) -> None:
+    def _lane_lost(self, event: LaneLost, now: float) -> None:
         """Nothing that the lane had in flight happened. What it had acknowledged stays: a lane owns nothing."""
         lane = self._lane(event.lane)
         lane.alive = lane.ending = False
         lane.stats.restarts += 1
         flights = list(lane.flights)
         lane.flights.clear()
-        self._give_back(flights, event.reason)
+        self._give_back(flights, event.reason, now)
         for request in self.requests.values():
             if request.lane is lane:
                 request.lane = None  # whoever runs it next is told again how to sample
@@ -175,6 +198,7 @@ class Core:
     def _mode_set(self, event: ModeSet) -> list[Action]:
         """The new mode is in force at once if its lanes are up, else when they are; until then the old one is."""
         mode = MODES[event.mode]
+        self._make_gate(mode)  # raises ConfigError where the mode's gate can't be had
         if self._can_enter(mode):
             self._enter(mode)
             return []
@@ -183,38 +207,58 @@ class Core:
 
     # ---- launching
 
-    def _launches(self) -> list[Action]:
+    def _launches(self, now: float) -> list[Action]:
         """Fills every lane that has room, and fixes the share of each new batch: its lane's own while another lane
         has work in flight, the whole device when it is alone."""
         launches: list[tuple[Lane, Bound]] = []
         for spec in self.mode.lanes:
             lane = self.lanes[spec.name]
             while lane.idle:
-                bound = self._plan(lane)
+                bound = self._plan(lane, now)
                 if bound is None:
                     break
                 lane.take(bound.flight)
-                self._outputs += bound.released
+                for request in bound.released:
+                    self._release(request, now)
                 launches.append((lane, bound))
         actions: list[Action] = []
+        if self.gate.shares != self.shares:
+            self.shares = dict(self.gate.shares)
+            actions.append(Resize(self.shares))
         for lane, (batch, flight, _) in launches:
-            batch.share = flight.share = self._share(lane) if self._others_in_flight(lane) else 1.0
+            flight.beside = self._others_in_flight(lane)
+            batch.share = flight.share = self._share(lane) if flight.beside else 1.0
             actions.append(Launch(lane.name, batch))
         return actions
 
-    def _plan(self, lane: Lane) -> Bound | None:
-        assert lane.spec is not None
-        config = self.config
-        alone = not self._others_in_flight(lane) and not self._others_have_work(lane)
-        tokens = lane.rate.tokens_within(
-            config.slice_seconds,
-            1.0 if alone else self._share(lane),
-            min(config.min_slice_tokens, config.max_num_batched_tokens),
-            config.max_num_batched_tokens,
-        )
-        view = LaneView(lane, self._queues, self._residency)
-        plan = lane.spec.rule(view, Budget(tokens, config.max_slices))
+    def _plan(self, lane: Lane, now: float) -> Bound | None:
+        spec, config = lane.spec, self.config
+        assert spec is not None
+        busy, ready = self._others_in_flight(lane), self._others_have_work(lane)
+        outlook = self.gate.outlook(spec.name, alone=not busy and not ready)
+        view = LaneView(lane, self._queues, self._residency, now, outlook)
+        allowance = self.gate.allow(self._load(view, now, busy, ready))
+        room = None
+        if allowance.costs is not None:
+            decode = view.decoding if spec.decodes else Work()
+            room = TimedRoom(allowance, decode, config.slice_quantum_tokens)
+        plan = spec.rule(view, Budget(allowance.tokens, config.max_slices, room))
         return self._binder.bind(lane, plan)
+
+    def _load(self, view: LaneView, now: float, busy: bool, ready: bool) -> Load:
+        """What the gate needs to know of the queues."""
+        pressing = [Pressing(r.launched, r.remaining, r.deadline_s) for r in view.prompts[:PRESSING]]
+        return Load(now, view.lane.name, view.decoding, pressing, self._spares(now), busy, ready)
+
+    def _spares(self, now: float) -> list[float]:
+        slo = self.config.slo
+        if slo is None or slo.metric is Metric.GAP:
+            return []
+        standing = (
+            Standing(r.first_s or now, r.num_output + r.in_flight, r.tpot_s or slo.tpot_s)
+            for r in self._queues.decoding.values()
+        )
+        return self._schedule.spares_s(standing, now, SPARES)
 
     def _share(self, lane: Lane) -> float:
         return self.shares[lane.name] if len(self.mode.lanes) > 1 else 1.0
@@ -235,10 +279,23 @@ class Core:
 
     # ---- lanes and modes
 
+    def _tuned(self, event: Tuned) -> None:
+        """Raises ConfigError, and leaves everything as it was, if the settings do not go together."""
+        config = tuned(self.config, event)
+        config.validate()
+        reordered, self.config = config.order != self.config.order, config
+        self.gate = self._make_gate(self.mode)
+        if reordered:
+            self._queues.reorder(order_by_name(config.order, config.prefill_tokens_per_s))
+
+    def _make_gate(self, mode: Mode) -> Gate:
+        config = self.config
+        name = config.gate if config.gate in mode.gates else mode.gates[0]
+        return make_gate(name, config.limits, config.shares, config.slo, config.latency)
+
     def _lane(self, name: str) -> Lane:
         if name not in self.lanes:
-            rate = PrefillRate(self.config.prefill_tokens_per_s, self.config.slice_quantum_tokens)
-            self.lanes[name] = Lane(name, rate)
+            self.lanes[name] = Lane(name)
         return self.lanes[name]
 
     def _can_enter(self, mode: Mode) -> bool:
@@ -246,6 +303,8 @@ class Core:
 
     def _enter(self, mode: Mode) -> None:
         """Requests in flight stay with the lane that has them until acknowledged; all else follows the new rules."""
+        if mode is not self.mode:
+            self.gate = self._make_gate(mode)
         self.mode = mode
         self._target = None
         for lane in self.lanes.values():
@@ -253,7 +312,7 @@ class Core:
         for spec in mode.lanes:
             self._lane(spec.name).spec = spec
 
-    def _give_back(self, flights: list[Flight], reason: str) -> None:
+    def _give_back(self, flights: list[Flight], reason: str, now: float) -> None:
         """Batches did not happen: their requests are as they were before the launch, but for one loss more."""
         requests: dict[str, Request] = {}
         for flight in flights:
@@ -270,11 +329,14 @@ class Core:
                 request.launched = request.done
                 self._queues.rekey(request)
             if request.losses >= self.config.max_losses:
-                self._end(request, "error", [], f"its batch failed {request.losses} times; the last time: {reason}")
+                why = f"its batch failed {request.losses} times; the last time: {reason}"
+                self._end(request, "error", [], why, now)
 
     # ---- ends
 
-    def _append(self, request: Request, token: int, logprob: TokenLogprob | None, hold: bool = False) -> None:
+    def _append(
+        self, request: Request, token: int, logprob: TokenLogprob | None, now: float, hold: bool = False
+    ) -> None:
         """A token has come. ``hold``: another lane will decode next, and is in the middle of a step; the token is told
         when that lane's next step starts, so that the wait for it counts to TTFT and not to the gap that follows."""
         request.tokens.append(token)
@@ -285,26 +347,30 @@ class Core:
         elif len(request.tokens) >= request.limit:
             finish = "length"
         if request.held is not None:
-            self._release(request)
+            self._release(request, now)
         if finish is None and logprob is None and request.reported:
             self._outputs.append(Output(request.id, [token]))
             return
         logprobs = [logprob] if logprob is not None else None
         if finish is None:
-            output = Output(request.id, [token], logprobs=logprobs, cached_tokens=self._cached(request))
-            if hold:
-                request.held = output
-            else:
-                self._outputs.append(output)
+            request.held = Output(request.id, [token], logprobs=logprobs, cached_tokens=self._cached(request))
+            if not hold:
+                self._release(request, now)
         else:
-            self._end(request, finish, [token], "", logprobs)
+            self._end(request, finish, [token], "", now, logprobs)
 
     def _end(
-        self, request: Request, finish: str, tokens: list[int], reason: str, logprobs: list[TokenLogprob] | None = None
+        self,
+        request: Request,
+        finish: str,
+        tokens: list[int],
+        reason: str,
+        now: float,
+        logprobs: list[TokenLogprob] | None = None,
     ) -> None:
         """The one terminal Output of a request."""
         if request.held is not None:
-            self._release(request)
+            self._release(request, now)
         self._queues.remove(request)
         if request.state is State.DECODING:
             self._residency.publish_decoded(request)
@@ -312,20 +378,28 @@ class Core:
         del self.requests[request.id]
         self._count(finish)
         self._outputs.append(Output(request.id, tokens, finish, reason, logprobs, self._cached(request)))
+        if finish in ("stop", "length"):
+            first_s = now if request.first_s is None else request.first_s
+            tpot_s = (now - first_s) / max(1, request.num_output - 1)
+            self._schedule.ended(request.num_output)
+            self.gate.ended(Ended(len(request.spec.prompt), first_s - request.arrived_s, tpot_s), now)
         self._let_go(request)
 
-    def _release(self, request: Request) -> None:
+    def _release(self, request: Request, now: float) -> None:
+        """Tells a token that was held, or comes with something more to say."""
         assert request.held is not None
         self._outputs.append(request.held)
         request.held = None
+        if request.first_s is None:
+            request.first_s = now
 
     def _let_go(self, request: Request) -> None:
         if request.in_flight == 0:
             self._residency.release(request)
 
-    def _fail_all(self, reason: str) -> None:
+    def _fail_all(self, reason: str, now: float) -> None:
         for request in list(self.requests.values()):
-            self._end(request, "error", [], reason)
+            self._end(request, "error", [], reason, now)
 
     def _cached(self, request: Request) -> int:
         """``cached_tokens`` for an Output: told once."""

@@ -7,7 +7,7 @@ from typing import NamedTuple
 from tidegate.base.stats import LaneStats
 from tidegate.core.request import Request
 from tidegate.policy.modes import LaneSpec
-from tidegate.slo.rate import PrefillRate
+from tidegate.slo.latency import Work
 
 
 class PrefillRow(NamedTuple):
@@ -24,20 +24,20 @@ class Flight:
     share: float
     prefills: list[PrefillRow]
     decodes: list[Request]
-    prefill_tokens: int
+    work: Work
+    beside: bool = False  # whether another lane had work in flight at its launch
 
     def requests(self) -> list[Request]:
         return [*(row.request for row in self.prefills), *self.decodes]
 
 
 class Lane:
-    def __init__(self, name: str, rate: PrefillRate) -> None:
+    def __init__(self, name: str) -> None:
         self.name = name
         self.alive = False
         self.spec: LaneSpec | None = None  # its row in the mode in force; None: the mode does not use it
         self.flights: deque[Flight] = deque()
         self.ending = False  # the batch in flight is about to end
-        self.rate = rate
         self.stats = LaneStats()
 
     @property
@@ -60,10 +60,8 @@ class Lane:
         assert flight.batch_id == batch_id, "a lane acknowledged batches out of order"
         return flight
 
-    def observe(self, flight: Flight, seconds: float) -> None:
-        if flight.prefills:
-            self.rate.observe(flight.prefill_tokens + len(flight.decodes), seconds, flight.share)
+    def count(self, flight: Flight, seconds: float) -> None:
         self.stats.busy_seconds += seconds
         self.stats.batches += 1
-        self.stats.prefill_tokens += flight.prefill_tokens
+        self.stats.prefill_tokens += flight.work.new
         self.stats.decode_tokens += len(flight.decodes)

@@ -1,25 +1,56 @@
 """Where every living request is: waiting, prefilling or decoding. Each is in exactly one of the three."""
 
 import bisect
+from operator import attrgetter
 
-from tidegate.core.request import Request
-from tidegate.policy.order import Order
+from tidegate.core.request import Request, State
+from tidegate.policy.order import Order, Outlook
 
-
-def _key(request: Request) -> tuple[int, float, int]:
-    return request.order_key
+_key = attrgetter("order_key")
 
 
 class Queues:
+    HORIZON = 128  # waiting requests that are looked at for one batch
+
     def __init__(self, order: Order) -> None:
-        self._order = order
+        self.order = order
         self.waiting: list[Request] = []  # sorted by order_key
         self.prefilling: dict[str, Request] = {}
         self.decoding: dict[str, Request] = {}
 
     def rekey(self, request: Request) -> None:
-        key = self._order(request.arrived_s, request.remaining)
-        request.order_key = (request.spec.priority, key, request.seq)
+        request.order_key = (request.spec.priority, self.order.key(request), request.seq)
+
+    def reorder(self, order: Order) -> None:
+        self.order = order
+        for request in [*self.waiting, *self.prefilling.values()]:
+            self.rekey(request)
+        self.waiting.sort(key=_key)
+
+    def arranged(self, started: list[Request], now: float, outlook: Outlook) -> list[Request]:
+        """Those that may be next, in the order in which they are to be served: ``started`` ones and the first of those
+        that wait."""
+        prompts = started + self.waiting[: self.HORIZON]
+        if started:
+            prompts.sort(key=_key)
+        classes: dict[int, list[Request]] = {}
+        for request in prompts:
+            classes.setdefault(request.spec.priority, []).append(request)
+        result = []
+        for members in classes.values():
+            result += self.order.arrange(members, now, outlook)
+        for request in prompts:
+            if request.late and request.order_key[1] != self.order.key(request):
+                self._move_back(request)
+        return result
+
+    def _move_back(self, request: Request) -> None:
+        """It has become late: its place in the queue is another."""
+        if request.state is State.WAITING:
+            self.dequeue(request)
+            self.enqueue(request)
+        else:
+            self.rekey(request)
 
     def enqueue(self, request: Request) -> None:
         self.rekey(request)

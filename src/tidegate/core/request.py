@@ -24,6 +24,9 @@ if TYPE_CHECKING:
     from tidegate.core.lanes import Lane
 
 
+PATIENCE_SECONDS = 10.0  # until the first token, of a request without an SLO among others that have one
+
+
 class State(enum.Enum):
     WAITING = "waiting"
     PREFILLING = "prefilling"
@@ -38,11 +41,14 @@ class Request:
         "cached_tokens",
         "capacity",
         "chain",
+        "deadline_s",
         "done",
+        "first_s",
         "held",
         "id",
         "in_flight",
         "lane",
+        "late",
         "launched",
         "limit",
         "losses",
@@ -57,9 +63,10 @@ class Request:
         "stop_ids",
         "tabled",
         "tokens",
+        "tpot_s",
     )
 
-    def __init__(self, spec: RequestSpec, seq: int, arrived_s: float) -> None:
+    def __init__(self, spec: RequestSpec, seq: int, arrived_s: float, deadline_s: float) -> None:
         self.spec = spec
         self.id = spec.id
         self.seq = seq  # order of arrival
@@ -77,6 +84,10 @@ class Request:
         self.cached_tokens = 0  # of the prompt, found in the cache at first admission
         self.held: Output | None = None  # its first token, until its first decode is launched
         self.reported = False  # whether an Output has told cached_tokens
+        self.deadline_s = deadline_s  # of its first token
+        self.late = False  # whether it can't make it any more
+        self.tpot_s = spec.tpot_s  # its own SLO
+        self.first_s: float | None = None  # when its first token was told
         self.slot = -1
         self._drop_progress()
 

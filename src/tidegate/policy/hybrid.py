@@ -5,4 +5,4 @@ from tidegate.policy.rule import Budget, Plan, View, fill
 
 def hybrid(view: View, budget: Budget) -> Plan:
     decodes = view.decodes()
-    return Plan(fill(view, budget.tokens - len(decodes), budget.prompts), decodes)
+    return Plan(fill(view, budget._replace(tokens=budget.tokens - len(decodes))), decodes)

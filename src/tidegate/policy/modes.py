@@ -10,11 +10,15 @@ from tidegate.policy.rule import BatchRule
 
 @dataclass(frozen=True)
 class LaneSpec:
-    """A lane runs batches over a pool. ``phases`` is for people and metrics; the rule decides."""
+    """A lane runs batches over a pool. ``phases``: which of P and D its rule may put into a batch."""
 
     name: str
     phases: str
     rule: BatchRule
+
+    @property
+    def decodes(self) -> bool:
+        return "D" in self.phases
 
 
 @dataclass(frozen=True)
@@ -22,19 +26,28 @@ class Mode:
     name: str
     lanes: tuple[LaneSpec, ...]
     handover: str  # how a request goes from prefill to decode: "none" or "block ids"
+    gates: tuple[str, ...]  # who may set the shares and the sizes of slices; the first is the default
     origin: str
 
 
 MODES: dict[str, Mode] = {
     mode.name: mode
     for mode in (
-        Mode("prefill-first", (LaneSpec("D", "PD", prefill_first),), "none", "vLLM's original scheduler"),
-        Mode("chunked", (LaneSpec("D", "PD", hybrid),), "none", "Sarathi-Serve"),
+        Mode("prefill-first", (LaneSpec("D", "PD", prefill_first),), "none", ("static",), "vLLM's original scheduler"),
+        Mode("chunked", (LaneSpec("D", "PD", hybrid),), "none", ("static",), "Sarathi-Serve"),
         Mode(
             "semi",
             (LaneSpec("D", "D", decode_only), LaneSpec("P", "P", prefill_only)),
             "block ids",
+            ("static", "semi-pd", "drift"),
             "Semi-PD, MuxWise",
+        ),
+        Mode(
+            "auto",
+            (LaneSpec("D", "PD", hybrid), LaneSpec("P", "P", prefill_only)),
+            "block ids",
+            ("auto",),
+            "the best of these for each step, by prediction",
         ),
     )
 }

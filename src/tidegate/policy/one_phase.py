@@ -4,7 +4,7 @@ from tidegate.policy.rule import Budget, Plan, View, fill
 
 
 def prefill_only(view: View, budget: Budget) -> Plan:
-    return Plan(fill(view, *budget), [])
+    return Plan(fill(view, budget), [])
 
 
 def decode_only(view: View, budget: Budget) -> Plan:

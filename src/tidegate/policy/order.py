@@ -1,18 +1,73 @@
-"""In which order prompts are served: a sort key, fixed when a request is queued and re-read as its prefill advances.
+"""In which order prompts are served. Requests of a lower ``priority`` come before all others in every order.
 
-A lower key is served first; requests of a lower ``priority`` come before all others.
+An order gives each prompt a key, by which they wait; and it may arrange those that could be next, each time that a
+batch is made.
 """
 
-from collections.abc import Callable
-
-Order = Callable[[float, int], float]  # (arrival in seconds, tokens left to compute) -> key
-
-
-def by_arrival(arrived_s: float, remaining_tokens: int) -> float:
-    return arrived_s
+from collections.abc import Sequence
+from typing import Any, Protocol
 
 
-def shortest(ageing_tokens_per_s: float) -> Order:
+class Prompt(Protocol):
+    """A request with prompt tokens left."""
+
+    arrived_s: float
+    deadline_s: float  # of its first token; infinity without an SLO
+    late: bool  # it can't make its deadline any more, even if it is served at once
+
+    @property
+    def launched(self) -> int: ...
+
+    @property
+    def remaining(self) -> int: ...
+
+
+class Outlook(Protocol):
+    """How long prompts will take, as things are."""
+
+    def work_s(self, start: int, tokens: int) -> float:
+        """Of a prompt's next ``tokens`` from position ``start``: seconds of prefill at full speed."""
+        ...
+
+    def after_s(self, work_s: float) -> float:
+        """Seconds from now until so much work is done."""
+        ...
+
+
+class Order(Protocol):
+    def key(self, prompt: Prompt) -> float:
+        """Ascending in a queue. Read again when its prefill advances, and when it turns ``late``."""
+        ...
+
+    def arrange(self, prompts: Sequence[Any], now: float, outlook: Outlook) -> list[Any]:
+        """``prompts``, which ascend by key, in the order in which they are to be served. Marks those that
+        have become late."""
+        ...
+
+    def served(self, prompt: Prompt, tokens: int) -> None:
+        """So many of its tokens are in the batch that is being made."""
+        ...
+
+
+class ByKey:
+    """The base of orders that only sort."""
+
+    def key(self, prompt: Prompt) -> float:
+        raise NotImplementedError
+
+    def arrange(self, prompts: Sequence[Any], now: float, outlook: Outlook) -> list[Any]:
+        return list(prompts)
+
+    def served(self, prompt: Prompt, tokens: int) -> None:
+        pass
+
+
+class ByArrival(ByKey):
+    def key(self, prompt: Prompt) -> float:
+        return prompt.arrived_s
+
+
+class Shortest(ByKey):
     """Shortest remaining prompt first, with ageing: a second of waiting is worth ``ageing_tokens_per_s`` tokens.
 
     ``remaining - ageing * (now - arrived)`` orders requests as ``remaining + ageing * arrived`` does, whatever the
@@ -20,14 +75,75 @@ def shortest(ageing_tokens_per_s: float) -> Order:
     as long as it would itself have run.
     """
 
-    def key(arrived_s: float, remaining_tokens: int) -> float:
-        return remaining_tokens + ageing_tokens_per_s * arrived_s
+    def __init__(self, ageing_tokens_per_s: float) -> None:
+        self._ageing = ageing_tokens_per_s
 
-    return key
+    def key(self, prompt: Prompt) -> float:
+        return prompt.remaining + self._ageing * prompt.arrived_s
 
 
-ORDERS = ("shortest", "arrival")
+class BySlack:
+    """As many first tokens in time as can be: Moore and Hodgson's rule (J. M. Moore, Management Science 15, 1968).
+
+    Prompts are taken by deadline; whenever the one just taken would be late, the longest of those taken is put off.
+    Those that were put off come next, and those that are late in any case last, by arrival: but so that none starves,
+    late ones get ``LATE_SHARE`` of the tokens whenever there are any.
+    """
+
+    LATE_SHARE = 1 / 16
+    FAR = 1e12  # later than any deadline: where late prompts wait
+
+    def __init__(self) -> None:
+        self._due = 0.0  # tokens that late prompts have to their credit
+
+    def key(self, prompt: Prompt) -> float:
+        return self.FAR + prompt.arrived_s if prompt.late else prompt.deadline_s
+
+    def arrange(self, prompts: Sequence[Any], now: float, outlook: Outlook) -> list[Any]:
+        kept: list[tuple[float, Any]] = []
+        put_off: list[Any] = []
+        late: list[Any] = []
+        total_s = 0.0
+        for prompt in prompts:
+            work_s = outlook.work_s(prompt.launched, prompt.remaining)
+            if prompt.late or now + outlook.after_s(work_s) > prompt.deadline_s:
+                prompt.late = True
+                late.append(prompt)
+                continue
+            kept.append((work_s, prompt))
+            total_s += work_s
+            if now + outlook.after_s(total_s) > prompt.deadline_s:
+                longest = max(kept, key=_work)
+                kept.remove(longest)
+                put_off.append(longest[1])
+                total_s -= longest[0]
+        first = [prompt for _, prompt in kept]
+        if not late:
+            self._due = 0.0
+        elif self._due > 0:
+            return [late[0], *first, *put_off, *late[1:]]
+        return [*first, *put_off, *late]
+
+    def served(self, prompt: Prompt, tokens: int) -> None:
+        if prompt.late:
+            self._due = max(self._due, 0.0) - tokens
+        else:
+            self._due += tokens * self.LATE_SHARE
+
+
+def _work(kept: tuple[float, Any]) -> float:
+    return kept[0]
+
+
+ORDERS = ("shortest", "arrival", "slack")
 
 
 def order_by_name(name: str, ageing_tokens_per_s: float) -> Order:
-    return {"arrival": by_arrival, "shortest": shortest(ageing_tokens_per_s)}[name]
+    match name:
+        case "arrival":
+            return ByArrival()
+        case "shortest":
+            return Shortest(ageing_tokens_per_s)
+        case "slack":
+            return BySlack()
+    raise KeyError(name)

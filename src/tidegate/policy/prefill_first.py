@@ -5,5 +5,5 @@ from tidegate.policy.rule import Budget, Plan, View, fill
 
 
 def prefill_first(view: View, budget: Budget) -> Plan:
-    prefills = fill(view, *budget)
+    prefills = fill(view, budget)
     return Plan(prefills, [] if prefills else view.decodes())

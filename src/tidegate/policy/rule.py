@@ -12,6 +12,11 @@ class Candidate(Protocol):
         """Tokens whose KV is still to be computed before the next token can be sampled."""
         ...
 
+    @property
+    def launched(self) -> int:
+        """Tokens whose KV is computed, or will be by batches in flight: where the next slice begins."""
+        ...
+
 
 class View(Protocol):
     """The queues as one lane may use them now."""
@@ -31,11 +36,20 @@ class Plan(NamedTuple):
     decodes: list[Any]
 
 
+class Room(Protocol):
+    """Says how large a slice may still be."""
+
+    def tokens(self, start: int, most: int) -> int:
+        """Of a slice that begins at position ``start``: at most ``most``; it is taken to be in the batch from now."""
+        ...
+
+
 class Budget(NamedTuple):
     """Of one batch. A hybrid batch's decodes count as tokens too."""
 
     tokens: int
     prompts: int  # that may have a slice in it
+    room: Room | None = None  # None: as many tokens as are left
 
 
 class BatchRule(Protocol):
@@ -44,14 +58,19 @@ class BatchRule(Protocol):
     def __call__(self, view: View, budget: Budget) -> Plan: ...
 
 
-def fill(view: View, tokens: int, prompts: int) -> list[tuple[Any, int]]:
+def fill(view: View, budget: Budget) -> list[tuple[Any, int]]:
     """Prompt tokens up to the budget, best candidate first, the last one cut to fit."""
     chosen: list[tuple[Any, int]] = []
+    tokens = budget.tokens
     if tokens > 0:
         for candidate in view.prefills():
-            count = min(candidate.remaining, tokens)
+            count = most = min(candidate.remaining, tokens)
+            if budget.room is not None:
+                count = budget.room.tokens(candidate.launched, most)
+                if not count:
+                    break
             chosen.append((candidate, count))
             tokens -= count
-            if tokens == 0 or len(chosen) == prompts:
+            if tokens == 0 or count < most or len(chosen) == budget.prompts:
                 break
     return chosen

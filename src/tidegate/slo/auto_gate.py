@@ -1,0 +1,203 @@
+"""Each step the best of decode alone, prefill alone, a hybrid step, and side by side: the most prefill progress among
+those that keep every deadline that can be kept.
+
+    base      time that a step with decodes may take: the SLO's, less a margin
+    spare     time until the earliest due time of a next token; with an SLO on the mean it grows while steps are shorter
+              than the SLO, and is spent only when a prompt would otherwise miss its deadline, and only as much of it as
+              that needs (spent greedily it does harm)
+    fused     the largest chunk whose hybrid step takes at most that time, and the rate of prefill that it gives
+    beside    the largest share whose decode steps take at most that time, and its rate of prefill
+
+Beside wins by ``ADVANTAGE`` or not at all, since a change costs a step; what is in force needs no advantage.
+"""
+
+from typing import NamedTuple
+
+from tidegate.slo.belief import Belief
+from tidegate.slo.gate import Allowance, Ended, Gate, Limits, Load, Observation, Outlook
+from tidegate.slo.goodput import Metric, Slo
+from tidegate.slo.latency import Costs, Division, LatencyModel, Work
+
+
+class Option(NamedTuple):
+    """A way to run decode's next step together with prefill."""
+
+    division: Division | None  # None: fused
+    tokens_per_s: float
+    tokens: int  # of prompts, in the step (fused)
+
+
+class Pace(NamedTuple):
+    """How fast prompts get done: beside decode at the part ``speed`` of what the device can do without it; but decode
+    can be put off for ``credit_s``."""
+
+    costs: Costs  # of the whole device
+    chunk: int  # tokens of the prefill batches that full speed is meant for
+    speed: float
+    credit_s: float
+
+    def work_s(self, start: int, tokens: int) -> float:
+        pairs, chunks = tokens * (start + tokens / 2), tokens / self.chunk
+        attention = self.costs.pair_s * pairs + self.costs.reused_s * (start + tokens / 2) * chunks
+        return self.costs.dense(self.chunk) * chunks + attention
+
+    def after_s(self, work_s: float) -> float:
+        late = max(0.0, work_s - self.credit_s)
+        return work_s - late + late / self.speed
+
+    def kept(self, load: Load) -> list[tuple[float, float]]:
+        """Of each prompt that makes its deadline: the work up to its end, and the time left. In the order in which they
+        are served, and without those that do not make it."""
+        kept, total = [], 0.0
+        for prompt in load.prompts:
+            work = self.work_s(prompt.start, prompt.remaining)
+            left = prompt.deadline_s - load.now
+            if self.after_s(total + work) <= left:
+                total += work
+                kept.append((total, left))
+        return kept
+
+    def needed_s(self, load: Load) -> float:
+        """The part of the credit without which one of these would not."""
+        if self.speed >= 1.0:
+            return 0.0
+        needs = [(work - left * self.speed) / (1.0 - self.speed) for work, left in self.kept(load)]
+        return max([0.0, *needs])
+
+
+class AutoGate(Gate):
+    MARGIN = 0.96  # of an SLO on the mean that steps may take
+    SURE = 0.99  # of the steps must keep an SLO on every gap
+    HOST_SECONDS = 2e-4  # of a gap, that are not a step's
+    ADVANTAGE = 1.05
+    CHUNK = 2048  # prompt tokens of a batch at which a device is at full speed
+
+    def __init__(self, limits: Limits, slo: Slo, model: LatencyModel) -> None:
+        self.limits, self.slo, self.model = limits, slo, model
+        self.belief = Belief(model)
+        self.choices: dict[str, int] = {}  # batches of lane D by what was chosen
+        self.moves = 0  # of the share, and between fused and beside
+        self._division: Division | None = None  # in force; None: fused
+        self._pace = Pace(model.whole, self._chunk, 1.0, 0.0)
+
+    # ---- Gate
+
+    @property
+    def shares(self) -> dict[str, float]:
+        share = self._division.share if self._division else 0.5
+        return {"P": share, "D": 1.0 - share}
+
+    def allow(self, load: Load) -> Allowance:
+        return self._slice_beside(load) if load.lane == "P" else self._step(load)
+
+    def observe(self, seen: Observation) -> None:
+        self.belief.observe(seen)
+
+    def ended(self, request: Ended, now: float) -> None:
+        pass
+
+    def ask(self, shares: dict[str, float]) -> None:
+        pass
+
+    def outlook(self, lane: str, alone: bool) -> Outlook:
+        return self._pace
+
+    # ---- decode's next step
+
+    def _step(self, load: Load) -> Allowance:
+        if load.other_busy:
+            return self._chose("decode beside prefill", Allowance(0))
+        if not load.prompts:
+            return self._chose("decode", Allowance(0))
+        whole, most = self.model.whole, self.limits.max_num_batched_tokens
+        if not load.decode.rows:
+            self._enter(None)
+            seconds = self.limits.slice_seconds / self.belief.factor("D")
+            self._pace = Pace(whole, self._chunk, 1.0, 0.0)
+            return self._chose("prefill", Allowance(most, seconds, whole, self.limits.min_slice_tokens))
+        limit = self._limit(load)
+        best = self._fused(load, limit)
+        if sum(prompt.remaining for prompt in load.prompts) > best.tokens:
+            best = self._best_beside(load, limit, best)
+        self._enter(best.division)
+        if best.division is not None:
+            return self._chose("decode beside prefill", Allowance(0))
+        # However late decode is, prefill goes on: with the least chunk.
+        seconds = limit / self.belief.factor("D")
+        return self._chose("hybrid", Allowance(most, seconds, whole, self.limits.min_slice_tokens))
+
+    def _limit(self, load: Load) -> float:
+        """Seconds that the next step may take: the base, and of what decoding requests can spare as much as prompts
+        need. To take more than one of them can spare costs that one its SLO, and is done if it saves more prompts."""
+        if self.slo.metric is Metric.GAP:
+            base = self.slo.tpot_s / self.belief.guard("D", self.SURE) - self.HOST_SECONDS
+            self._pace = Pace(self.model.whole, self._chunk, self._speed(load, base), 0.0)
+            return base
+        base = self.slo.tpot_s * self.MARGIN
+        plain = best = Pace(self.model.whole, self._chunk, self._speed(load, base), 0.0)
+        most = len(plain.kept(load))
+        for lost, spare in enumerate(load.spares_s):
+            pace = plain._replace(credit_s=max(0.0, spare * self.MARGIN - base))
+            saved = len(pace.kept(load)) - lost
+            if saved > most:
+                best, most = pace, saved
+        self._pace = best
+        return base + best.needed_s(load)
+
+    @property
+    def _chunk(self) -> int:
+        return min(self.CHUNK, self.limits.max_num_batched_tokens)
+
+    def _speed(self, load: Load, limit: float) -> float:
+        """Of prefill beside decode whose steps take at most ``limit``, relative to the whole device's."""
+        least = Option(None, self.limits.min_slice_tokens / limit, 0)
+        best = max(self._fused(load, limit), least, key=lambda option: option.tokens_per_s)
+        alone = Work().and_slice(load.prompts[0].start, self._chunk)
+        whole = self._chunk / (self.model.whole.seconds(alone) * self.belief.factor("D"))
+        return min(1.0, self._best_beside(load, limit, best).tokens_per_s / whole)
+
+    # ---- options
+
+    def _fused(self, load: Load, limit: float) -> Option:
+        most = self.limits.max_num_batched_tokens - load.decode.rows
+        start = load.prompts[0].start  # as if the first prompt went on for ever
+        tokens = self.model.whole.most_new(load.decode, start, most, limit / self.belief.factor("D"))
+        if not tokens:
+            return Option(None, 0.0, 0)
+        seconds = self.model.whole.seconds(load.decode.and_slice(start, tokens)) * self.belief.factor("D")
+        return Option(None, tokens / seconds, tokens)
+
+    def _best_beside(self, load: Load, limit: float, best: Option) -> Option:
+        for division in self.model.divisions:
+            step = division.decode.seconds(load.decode) * division.decode_slowdown * self.belief.factor("D")
+            if step <= limit:
+                rate = self._rate_beside(division, load.prompts[0].start)
+                if rate > best.tokens_per_s * (1.0 if self._division is division else self.ADVANTAGE):
+                    best = Option(division, rate, 0)
+        return best
+
+    def _rate_beside(self, division: Division, start: int) -> float:
+        slower = division.prefill_slowdown * self.belief.factor("P")
+        most = self.limits.max_num_batched_tokens
+        tokens = division.prefill.most_new(Work(), start, most, self.limits.slice_seconds / slower)
+        return tokens / (division.prefill.seconds(Work().and_slice(start, tokens)) * slower)
+
+    # ---- prefill beside decode
+
+    def _slice_beside(self, load: Load) -> Allowance:
+        if self._division is None or not load.prompts:
+            return Allowance(0)
+        slower = self._division.prefill_slowdown * self.belief.factor("P")
+        seconds = self.limits.slice_seconds / slower
+        most, least = self.limits.max_num_batched_tokens, self.limits.min_slice_tokens
+        return Allowance(most, seconds, self._division.prefill, least)
+
+    # ---- bookkeeping
+
+    def _enter(self, division: Division | None) -> None:
+        self.moves += division is not self._division
+        self._division = division
+
+    def _chose(self, what: str, allowance: Allowance) -> Allowance:
+        self.choices[what] = self.choices.get(what, 0) + 1
+        return allowance

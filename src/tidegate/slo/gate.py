@@ -1,0 +1,115 @@
+"""The gate: how much prefill may run now, fused with decode's steps or beside them, and on what share of the device.
+
+The core asks it each time that a lane could be given a batch. A gate decides from a ``Load`` alone, and from what it
+has been told of measured batches and finished requests: so it needs no core to be tested.
+"""
+
+import math
+from collections.abc import Sequence
+from typing import NamedTuple, Protocol
+
+import msgspec
+
+from tidegate.slo.latency import Costs, Work
+
+
+class Limits(msgspec.Struct, frozen=True):
+    """What a device and its user allow one batch to be."""
+
+    max_num_batched_tokens: int  # of a batch; a hybrid batch's decodes count too
+    slice_seconds: float  # that a slice may take, as predicted
+    min_slice_tokens: int
+    slice_quantum_tokens: int  # slices are whole multiples of it
+    prefill_tokens_per_s: float  # a first guess of the whole device's rate; corrected by observation
+
+
+class Pressing(NamedTuple):
+    """A prompt that waits for its first token."""
+
+    start: int  # tokens computed already
+    remaining: int
+    deadline_s: float
+
+
+class Load(NamedTuple):
+    """What a lane's next batch would have to do with."""
+
+    now: float
+    lane: str
+    decode: Work  # of everybody's next token
+    prompts: Sequence[Pressing]  # the first few, in the order in which they will be served
+    spares_s: Sequence[float]  # the shortest times within which requests on schedule must get their next tokens
+    other_busy: bool  # the other lane has a batch in flight
+    other_ready: bool  # it has none, but work to be given
+
+
+class Allowance(NamedTuple):
+    """For one batch."""
+
+    tokens: int
+    seconds: float = math.inf  # that it may take, by ``costs``
+    costs: Costs | None = None
+    least: int = 1  # prompt tokens, however long they take
+
+
+class TimedRoom:
+    """``policy.rule.Room`` of a batch that may take so many seconds."""
+
+    def __init__(self, allowance: Allowance, decode: Work, quantum: int) -> None:
+        assert allowance.costs is not None
+        self._costs, self._seconds, self._least = allowance.costs, allowance.seconds, allowance.least
+        self._work, self._quantum = decode, quantum
+
+    def tokens(self, start: int, most: int) -> int:
+        count = self._costs.most_new(self._work, start, most, self._seconds, self._quantum)
+        count = max(count, min(self._least, most))
+        self._least = 0
+        self._work = self._work.and_slice(start, count)
+        return count
+
+
+class Observation(NamedTuple):
+    """A batch that has been run."""
+
+    lane: str
+    share: float
+    beside: bool  # whether the other lane ran for most of it
+    work: Work
+    seconds: float
+
+
+class Ended(NamedTuple):
+    """A request that has got all its tokens."""
+
+    prompt_tokens: int
+    ttft_s: float
+    tpot_s: float  # mean; 0 for a single token
+
+
+class Outlook(Protocol):
+    """``policy.order.Outlook``, which says what these are."""
+
+    def work_s(self, start: int, tokens: int) -> float: ...
+
+    def after_s(self, work_s: float) -> float: ...
+
+
+class Gate(Protocol):
+    @property
+    def shares(self) -> dict[str, float]:
+        """Of each lane while both run, for the next batches."""
+        ...
+
+    def allow(self, load: Load) -> Allowance: ...
+
+    def observe(self, seen: Observation) -> None: ...
+
+    def ended(self, request: Ended, now: float) -> None: ...
+
+    def ask(self, shares: dict[str, float]) -> None:
+        """An operator wants these; a gate that sets them by itself need not listen."""
+        ...
+
+    def outlook(self, lane: str, alone: bool) -> Outlook:
+        """How long prompts will take on this lane. ``alone``: no other lane runs, or is about to."""
+        ...

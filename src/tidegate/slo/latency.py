@@ -1,0 +1,218 @@
+"""How long a batch takes: the latency model that policies decide with and that the simulator runs with.
+
+A batch is described by five sums (``Work``). Its time on a place (the whole device, or a part of it) is
+
+    dense(new + rows)  +  pair_s · pairs  +  reused_s · reused  +  context_s · context
+
+``dense`` is the time of everything that does not look at other tokens: piecewise linear, since matrix products are
+bound by reading the weights while they have few rows, by arithmetic when they have many, and are quantised in between.
+The other terms are attention: the arithmetic of prompt tokens (Σ new² and Σ new · reused), and the KV that slices and
+decode rows read. While two lanes run, each is slowed down by the other, by a factor of its own in each division.
+"""
+
+import bisect
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from tidegate.base.batch import Batch
+
+
+class Work(NamedTuple):
+    """What a batch asks of a device; sums over its rows, in tokens."""
+
+    new: int = 0  # prompt tokens
+    pairs: float = 0.0  # Σ new · (start + new / 2): keys that prompt tokens look at
+    reused: int = 0  # Σ start: earlier positions whose KV slices read
+    rows: int = 0  # decode rows
+    context: int = 0  # Σ of decode rows' lengths
+
+    @classmethod
+    def of(cls, batch: Batch) -> "Work":
+        new = pairs = reused = 0
+        for piece in batch.slices:
+            count = len(piece.tokens)
+            new += count
+            pairs += count * (2 * piece.start + count)
+            reused += piece.start
+        positions = batch.decode_positions
+        return cls(new, pairs / 2, reused, len(positions), sum(positions) + len(positions))
+
+    def and_slice(self, start: int, new: int) -> "Work":
+        return Work(self.new + new, self.pairs + new * (start + new / 2), self.reused + start, self.rows, self.context)
+
+
+class Costs(msgspec.Struct, frozen=True):
+    """Of batches on one place. Seconds, and seconds per token."""
+
+    tokens: tuple[int, ...]  # ascending, two or more: where ``dense_s`` is known
+    dense_s: tuple[float, ...]
+    pair_s: float
+    reused_s: float
+    context_s: float
+
+    def dense(self, tokens: int) -> float:
+        """Linear between the known points; constant below them, and on along the last two above."""
+        knots, values = self.tokens, self.dense_s
+        i = min(max(bisect.bisect_right(knots, tokens), 1), len(knots) - 1)
+        low, high = knots[i - 1], knots[i]
+        return values[i - 1] + (values[i] - values[i - 1]) * (max(tokens, knots[0]) - low) / (high - low)
+
+    def seconds(self, work: Work) -> float:
+        attention = self.pair_s * work.pairs + self.reused_s * work.reused + self.context_s * work.context
+        return self.dense(work.new + work.rows) + attention
+
+    def most_new(self, work: Work, start: int, most: int, seconds: float, quantum: int = 1) -> int:
+        """The most prompt tokens of a slice from ``start``, at most ``most``, with which ``work`` still takes at most
+        ``seconds``; 0 if there are none. All of ``most``, or a multiple of ``quantum``."""
+        if self.seconds(work.and_slice(start, most)) <= seconds:
+            return most
+        low, high = 0, (most - 1) // quantum  # multiples: low fits, what lies above high does not
+        while low < high:
+            middle = (low + high + 1) // 2
+            if self.seconds(work.and_slice(start, middle * quantum)) <= seconds:
+                low = middle
+            else:
+                high = middle - 1
+        return low * quantum
+
+
+class Division(msgspec.Struct, frozen=True):
+    """Of a device between prefill, which has ``share``, and decode. A slowdown is the factor, 1 or more, by which a
+    lane's batches take longer while the other lane runs too."""
+
+    share: float
+    prefill: Costs
+    decode: Costs
+    prefill_slowdown: float
+    decode_slowdown: float
+
+
+class LatencyModel(msgspec.Struct, frozen=True):
+    whole: Costs
+    divisions: tuple[Division, ...] = ()  # ascending shares; none: the device can't be divided
+
+    def division(self, share: float) -> Division:
+        """The one nearest to prefill having ``share``."""
+        return min(self.divisions, key=lambda division: abs(division.share - share))
+
+    def seconds(self, work: Work, lane: str, share: float, beside: bool) -> float:
+        """Of a batch of lane "P" or "D" on ``share`` of the device (1.0: all of it), the other one running or not."""
+        if share >= 1.0 or not self.divisions:
+            return self.whole.seconds(work)
+        if lane == "P":
+            division = self.division(share)
+            return division.prefill.seconds(work) * (division.prefill_slowdown if beside else 1.0)
+        division = self.division(1.0 - share)
+        return division.decode.seconds(work) * (division.decode_slowdown if beside else 1.0)
+
+
+def rough(prefill_tokens_per_s: float, shares: Sequence[float] = (0.25, 0.5, 0.75)) -> LatencyModel:
+    """A first belief where nothing was measured: batches under 256 tokens take as long as 256, compute grows with the
+    share, bandwidth is had in full from half of the device on."""
+    base = 256 / prefill_tokens_per_s
+    knots, dense = (256, 4096), (base, 16 * base)
+    context_s = base / 2**17
+
+    def of_part(share: float, speed: float) -> Costs:
+        return Costs(knots, tuple(seconds / share for seconds in dense), 0.0, 0.0, context_s / speed)
+
+    divisions = (
+        Division(share, of_part(share, 1.0), of_part(1.0 - share, min(1.0, 2 - 2 * share)), 1.2, 1.2)
+        for share in shares
+    )
+    return LatencyModel(of_part(1.0, 1.0), tuple(divisions))
+
+
+# ---- fitting
+
+
+class Sample(msgspec.Struct, frozen=True):
+    """One measurement. ``share`` is the lane's own, 1.0 for the whole device."""
+
+    lane: str
+    share: float
+    beside: bool
+    work: Work
+    seconds: float
+
+
+NEAR = 1.2  # knots are kept this factor apart
+
+
+def fit(samples: Sequence[Sample]) -> LatencyModel:
+    """The model that fits measurements best, in relative error. Divisions come from shares at which both lanes were
+    measured alone; raises ValueError if nothing was measured on the whole device."""
+    whole = fit_costs([s for s in samples if s.share >= 1.0])
+    divisions = []
+    for share in sorted({round(s.share, 4) for s in samples if s.lane == "P" and s.share < 1.0}):
+        of_p = [s for s in samples if s.lane == "P" and abs(s.share - share) < 1e-3]
+        of_d = [s for s in samples if s.lane == "D" and s.share < 1.0 and abs(1.0 - s.share - share) < 1e-3]
+        alone_p, alone_d = ([s for s in lane if not s.beside] for lane in (of_p, of_d))
+        if not alone_p or not alone_d:
+            continue
+        prefill, decode = fit_costs(alone_p), fit_costs(alone_d)
+        slowdowns = (_slowdown(prefill, of_p), _slowdown(decode, of_d))
+        divisions.append(Division(share, prefill, decode, *slowdowns))
+    return LatencyModel(whole, tuple(divisions))
+
+
+def fit_costs(samples: Sequence[Sample]) -> Costs:
+    if not samples:
+        raise ValueError("nothing was measured on this place")
+    knots = _knots(sorted({s.work.new + s.work.rows for s in samples}))
+    columns = np.zeros((len(samples), len(knots) + 3))
+    for row, sample in zip(columns, samples, strict=True):
+        row[: len(knots)] = _hats(knots, sample.work.new + sample.work.rows)
+        row[len(knots) :] = sample.work.pairs, sample.work.reused, sample.work.context
+        row /= sample.seconds
+    values = _least_squares(columns, np.ones(len(samples)))
+    dense = values[: len(knots)]
+    pair_s, reused_s, context_s = values[len(knots) :].tolist()
+    return Costs(tuple(knots), tuple(dense.tolist()), pair_s, reused_s, context_s)
+
+
+def _slowdown(costs: Costs, samples: Sequence[Sample]) -> float:
+    ratios = [s.seconds / costs.seconds(s.work) for s in samples if s.beside]
+    return max(1.0, float(np.median(ratios))) if ratios else 1.0
+
+
+def _knots(counts: list[int]) -> list[int]:
+    kept = counts[:1]
+    for count in counts[1:-1]:
+        if count >= kept[-1] * NEAR:
+            kept.append(count)
+    if counts[-1] > kept[-1]:
+        kept.append(counts[-1])
+    return kept if len(kept) > 1 else [kept[0], kept[0] * 2]
+
+
+def _hats(knots: list[int], tokens: int) -> NDArray[np.float64]:
+    """The weights of each knot's value in ``Costs.dense(tokens)``."""
+    weights = np.zeros(len(knots))
+    i = min(max(bisect.bisect_right(knots, tokens), 1), len(knots) - 1)
+    at = (max(tokens, knots[0]) - knots[i - 1]) / (knots[i] - knots[i - 1])
+    weights[i - 1], weights[i] = 1.0 - at, at
+    return weights
+
+
+def _least_squares(columns: NDArray[np.float64], wanted: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Least squares with nothing below zero: what would be is left out, and the rest fitted again."""
+    scale = np.abs(columns).max(axis=0)
+    used = scale > 0
+    scale[~used] = 1.0
+    values = np.zeros(columns.shape[1])
+    while used.any():
+        values[:] = 0.0
+        values[used] = np.linalg.lstsq((columns / scale)[:, used], wanted, rcond=None)[0]
+        if (values >= 0).all():
+            break
+        used &= values >= 0
+    return values / scale  # type: ignore[no-any-return]
+
+
+def relative_errors(model: LatencyModel, samples: Sequence[Sample]) -> list[float]:
+    return [abs(model.seconds(s.work, s.lane, s.share, s.beside) / s.seconds - 1.0) for s in samples]

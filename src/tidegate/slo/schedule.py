@@ -1,0 +1,63 @@
+"""How much time decoding requests can do without: their schedule to an SLO on the mean TPOT.
+
+A request that has told k of n tokens, the first at ``first_s``, meets the SLO if its last comes by
+``first_s + (n - 1) · tpot``. If the tokens after its next one come at the ``pace`` of late, that one may be as late as
+
+    first_s + (n - 1) · tpot  -  (n - 1 - k) · pace
+
+n is not known: it is taken from lengths of earlier answers, so short that most get longer (``CAUTION``).
+"""
+
+import bisect
+import heapq
+from collections import deque
+from collections.abc import Iterable
+from typing import NamedTuple
+
+
+class Standing(NamedTuple):
+    """Of a decoding request."""
+
+    first_s: float  # when its first token was told
+    told: int  # tokens, those of batches in flight included
+    tpot_s: float
+
+
+class Schedule:
+    KEPT = 512  # lengths
+    CAUTION = 0.1  # this part of the answers that are still running are taken to end earlier than assumed
+    WEIGHT = 0.02  # of a new step, in the pace
+
+    def __init__(self) -> None:
+        self._lengths: deque[int] = deque()
+        self._sorted: list[int] = []
+        self.pace_s: float | None = None  # mean time between decode steps, of late
+
+    def step(self, seconds: float) -> None:
+        """From the end of a decode step to the end of the next."""
+        pace = seconds if self.pace_s is None else self.pace_s
+        self.pace_s = pace + self.WEIGHT * (seconds - pace)
+
+    def ended(self, output_tokens: int) -> None:
+        self._lengths.append(output_tokens)
+        bisect.insort(self._sorted, output_tokens)
+        if len(self._lengths) > self.KEPT:
+            del self._sorted[bisect.bisect_left(self._sorted, self._lengths.popleft())]
+
+    def spares_s(self, decoding: Iterable[Standing], now: float, count: int) -> list[float]:
+        """The ``count`` shortest times within which requests' next tokens must come, ascending. Requests that can't
+        meet their SLO any more are left out: they must not sink the others."""
+        lefts = []
+        for request in decoding:
+            tpot, after = request.tpot_s, self._more(request.told)
+            pace = tpot if self.pace_s is None else min(self.pace_s, tpot)
+            left = request.first_s + tpot * (request.told + after) - after * pace - now
+            if left >= tpot:
+                lefts.append(left)
+        return heapq.nsmallest(count, lefts)
+
+    def _more(self, told: int) -> int:
+        """Tokens that will follow the next one, cautiously."""
+        longer = bisect.bisect_right(self._sorted, told + 1)
+        running = len(self._sorted) - longer
+        return self._sorted[longer + int(running * self.CAUTION)] - told - 1 if running else 0

@@ -1,0 +1,58 @@
+"""Shares that stay where they are put, and slices by the rate that was last seen: the baseline."""
+
+from typing import NamedTuple
+
+from tidegate.slo.gate import Allowance, Ended, Gate, Limits, Load, Observation, Outlook
+from tidegate.slo.rate import PrefillRate
+
+
+class _AtRate(NamedTuple):
+    tokens_per_s: float  # on the whole device
+    share: float
+
+    def work_s(self, start: int, tokens: int) -> float:
+        return tokens / self.tokens_per_s
+
+    def after_s(self, work_s: float) -> float:
+        return work_s / self.share
+
+
+class StaticGate(Gate):
+    def __init__(self, limits: Limits, shares: dict[str, float]) -> None:
+        self.limits = limits
+        self._shares = dict(shares)
+        self._rates: dict[str, PrefillRate] = {}
+
+    @property
+    def shares(self) -> dict[str, float]:
+        return self._shares
+
+    def allow(self, load: Load) -> Allowance:
+        limits = self.limits
+        alone = not load.other_busy and not load.other_ready
+        most = limits.max_num_batched_tokens
+        tokens = self._rate(load.lane).tokens_within(
+            limits.slice_seconds, 1.0 if alone else self._share(load.lane), min(limits.min_slice_tokens, most), most
+        )
+        return Allowance(tokens)
+
+    def observe(self, seen: Observation) -> None:
+        if seen.work.new:
+            self._rate(seen.lane).observe(seen.work.new + seen.work.rows, seen.seconds, seen.share)
+
+    def ended(self, request: Ended, now: float) -> None:
+        pass
+
+    def ask(self, shares: dict[str, float]) -> None:
+        self._shares = dict(shares)
+
+    def outlook(self, lane: str, alone: bool) -> Outlook:
+        return _AtRate(self._rate(lane).tokens_per_s, 1.0 if alone else self._share(lane))
+
+    def _share(self, lane: str) -> float:
+        return self._shares.get(lane, 1.0)
+
+    def _rate(self, lane: str) -> PrefillRate:
+        if lane not in self._rates:
+            self._rates[lane] = PrefillRate(self.limits.prefill_tokens_per_s, self.limits.slice_quantum_tokens)
+        return self._rates[lane]
