@@ -146,7 +146,8 @@ class Core:
         lane = self.lanes[event.lane]
         flight = lane.land(result.id)
         lane.count(flight, result.seconds)
-        self.gate.observe(Observation(lane.name, flight.share, flight.beside, flight.work, result.seconds))
+        seconds = lane.took(flight, result.seconds, now)
+        self.gate.observe(Observation(lane.name, flight.share, flight.beside, flight.work, seconds))
         tokens = iter(result.tokens)
         logprobs = iter(result.logprobs) if result.logprobs else None
         for request, end, samples in flight.prefills:
