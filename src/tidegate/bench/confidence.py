@@ -6,9 +6,12 @@ them miss together. Both would make an interval too narrow. So
 - the error is divided evenly among the looks, which are fixed before (Bonferroni): the intervals of all looks hold
   together with the confidence asked for, whatever is decided on when to stop;
 - the size of the sample is divided by its design effect (Kish 1965): the variance of the means of successive batches,
-  over what it would be if the requests were independent, and at least 1.
+  over what it would be if the requests were independent. It is taken to be at least 1.5, for a sample with few misses
+  does not show in what groups they come.
 
-The interval is Clopper and Pearson's (Biometrika 1934), which holds for every share and size of sample.
+The interval is Clopper and Pearson's (Biometrika 1934), which holds for every share and size of sample. So the
+confidence is kept for independent requests and for misses in short groups. It can't be kept for misses in groups that
+are long against the sample: whoever expects these (long prompts, a queue that fills slowly) takes longer samples.
 """
 
 import math
@@ -19,6 +22,7 @@ import msgspec
 
 _BATCHES = 20
 _LEAST_BATCH = 5  # requests; of smaller ones, the variance says nothing about queues
+_LEAST_EFFECT = 1.5
 
 
 class Decision(StrEnum):
@@ -74,16 +78,16 @@ def _up(seconds: float, period_s: float | None) -> float:
 
 
 def design_effect(met: Sequence[bool]) -> float:
-    """1 for independent requests, n when groups of n share one fate."""
+    """About n when groups of n share one fate, and at least ``_LEAST_EFFECT``."""
     batches = min(_BATCHES, len(met) // _LEAST_BATCH)
     share = sum(met) / len(met)
     if batches < 2 or share in (0.0, 1.0):
-        return 1.0
+        return _LEAST_EFFECT
     size = len(met) // batches
     means = [sum(met[i * size : (i + 1) * size]) / size for i in range(batches)]
     center = math.fsum(means) / batches
     variance = math.fsum((mean - center) ** 2 for mean in means) / (batches - 1)
-    return max(1.0, variance * size / (share * (1 - share)))
+    return max(_LEAST_EFFECT, variance * size / (share * (1 - share)))
 
 
 def clopper_pearson(hits: float, size: float, error: float) -> tuple[float, float]:
