@@ -47,6 +47,11 @@ class Call:
         await self.send(EVENT_STREAM, *(chunk(data) for data in events), pause_s=pause_s)
         await self.send(b"0\r\n\r\n")
 
+    @property
+    def gone(self):
+        """Whether the client has closed the connection."""
+        return self._writer.transport.is_closing()
+
     def hang_up(self):
         self._writer.transport.abort()
 
