@@ -162,11 +162,15 @@ def test_a_probe_ends_without_waiting_for_requests_that_have_missed_already_and_
             assert verdict["interval"]["attainment"] == pytest.approx(0.75, abs=0.05)
             shares = [quartile["attainment"] for quartile in verdict["by_prompt"]]
             assert shares[0] == shares[1] == shares[2] == 1.0
-            assert shares[3] <= 0.2
+            assert shares[3] <= 0.25
         failures = probe["run"]["failures"]
         assert failures == {"abandoned": pytest.approx(probe["run"]["requests"] / 4, abs=2)}
         assert probe["drained"]
+    assert [probe["goal"] for probe in row["probes"]] == [0, 0, 0]  # they say all that there is to say on the other
     assert [found["low"] for found in row["found"]] == [0.0, 0.0]
+    for _ in range(1000):  # the server sees a closed connection when it next looks
+        if server.running:
+            time.sleep(0.01)
     assert server.running == 0
 
 
@@ -196,11 +200,11 @@ def test_a_sweep_sets_each_combination_and_leaves_the_best(server, tmp_path, cap
 
 def test_ctrl_c_writes_what_there_is(server, tmp_path):
     saved = tmp_path / "out.json"
-    options = ["--url", server.url, *GENEROUS, *SHORT, "--max-seconds", 60, "--start-rate", 20, "--save", saved]
+    options = ["--url", server.url, *GENEROUS, *SHORT, "--max-seconds", 60, "--start-rate", 40, "--save", saved]
     command = [sys.executable, "-m", "tidegate.cli", "bench", "goodput", *map(str, options)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         for line in process.stdout:
-            if line.split()[:1] == ["20"]:  # the row of the first probe
+            if line.split()[:1] == ["40"]:  # the row of the first probe
                 process.send_signal(signal.SIGINT)
                 break
         rest = process.stdout.read()
@@ -209,8 +213,8 @@ def test_ctrl_c_writes_what_there_is(server, tmp_path):
     assert result["interrupted"]
     (row,) = result["rows"]
     assert row["state"] == "unfinished"
-    assert [probe["rate"] for probe in row["probes"]] == [20]
-    assert row["found"][0]["low"] == 20
+    assert [probe["rate"] for probe in row["probes"]] == [40]
+    assert row["found"][0]["low"] == 40
     assert "Interrupted" in rest
 
 

@@ -7,7 +7,6 @@ import msgspec
 
 from tidegate.bench.arrivals import Pattern
 from tidegate.bench.client import Client
-from tidegate.bench.confidence import Decision
 from tidegate.bench.idle import IdleCheck
 from tidegate.bench.load import Limits, Progress
 from tidegate.bench.payload import PATHS, Payloads
@@ -154,7 +153,7 @@ def found(probes: Sequence[Probe], slos: Sequence[Slo], threshold: float) -> lis
                 goodput(points, threshold),
                 below[-1].rate if below else 0.0,
                 high if missed else None,
-                [probe.rate for probe in ends if probe.verdict(slo).decision is Decision.OPEN],
+                [probe.rate for probe in ends if probe.verdict(slo).is_open],
             )
         )
     return results
@@ -162,4 +161,8 @@ def found(probes: Sequence[Probe], slos: Sequence[Slo], threshold: float) -> lis
 
 def _telling(probes: Sequence[Probe], goal: int) -> list[Probe]:
     """Those that went on until the SLO with this index was decided, or their time was over."""
-    return [probe for probe in probes if probe.goal == goal or probe.verdicts[goal].decision is not Decision.OPEN]
+    return [
+        probe
+        for probe in probes
+        if goal == probe.goal or not probe.verdicts[goal].is_open or probe.verdicts[probe.goal].is_open
+    ]

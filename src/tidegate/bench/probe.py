@@ -37,6 +37,10 @@ class Verdict(msgspec.Struct, frozen=True):
     decision: Decision
     by_prompt: list[PromptQuartile]
 
+    @property
+    def is_open(self) -> bool:
+        return self.decision is Decision.OPEN
+
 
 class Probe(msgspec.Struct, frozen=True):
     """``goal``: the index of the SLO on which it was to decide. ``counted_s``: seconds of arrivals that count.
