@@ -87,7 +87,10 @@ class Prober:
         await self._idle.learn()
 
     async def probe(self, rate: float, goal: int) -> Probe:
-        """At this rate, to decide on the SLO with this index. Returns once the server is idle again."""
+        """At this rate, to decide on the SLO with this index. Returns once the server is idle again.
+
+        Raises TidegateError when it fails to answer afterwards.
+        """
         hunt = self.hunt
         self._number += 1
         self._watcher.preparing(rate)

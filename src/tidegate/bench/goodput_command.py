@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 
 from tidegate.base.clock import wall_s
-from tidegate.base.errors import ConfigError
+from tidegate.base.errors import ConfigError, TidegateError
 from tidegate.bench.admin import Admin, Value
 from tidegate.bench.arguments import (
     add_files,
@@ -70,15 +70,19 @@ def add_command(kinds: "argparse._SubParsersAction[argparse.ArgumentParser]") ->
 
 
 async def _run(arguments: argparse.Namespace) -> int:
+    """Whatever ends a search, what it has found by then is shown and written."""
     started = wall_s()
     hunt = _hunt(arguments)
     all_settings = combinations(arguments.sweep)
     client, operator = Client(arguments.url, arguments.api_key), Client(arguments.url, arguments.admin_key)
     rows: list[Row] = []
     server: Any = None
-    interrupted = False
+    ended_by: asyncio.CancelledError | TidegateError | None = None
     with contextlib.closing(client), contextlib.closing(operator):
         model = arguments.model or await first_model(client)
+        admin = Admin(operator)
+        if arguments.sweep:
+            server = await admin.info()
         title = f"{model} at {arguments.url}, workload {arguments.workload}"
         say(title)
         screen = GoodputScreen(hunt.judging)
@@ -86,21 +90,28 @@ async def _run(arguments: argparse.Namespace) -> int:
         await prober.prepare()
         try:
             if arguments.sweep:
-                admin = Admin(operator)
-                server = await admin.info()
                 await sweep(prober, admin, all_settings, arguments.cut_off, rows, screen)
             else:
                 await measure_one(prober, rows)
-        except asyncio.CancelledError:  # Ctrl-C
-            interrupted = True
-        screen.summary(rows, interrupted=interrupted)
-    if arguments.save:
-        options = settings(arguments, model)
-        results = GoodputFile.of(options, hunt.judging, rows, started=started, server=server, interrupted=interrupted)
+        except (asyncio.CancelledError, TidegateError) as reason:  # the first is Ctrl-C
+            ended_by = reason
+        screen.summary(rows, complete=ended_by is None)
+    if arguments.save and rows:
+        results = GoodputFile.of(
+            settings(arguments, model),
+            hunt.judging,
+            rows,
+            started=started,
+            server=server,
+            interrupted=isinstance(ended_by, asyncio.CancelledError),
+            error=str(ended_by) if isinstance(ended_by, TidegateError) else None,
+        )
         arguments.save.write_bytes(msgspec.json.format(msgspec.json.encode(results), indent=1))
     if arguments.plot and any(row.probes for row in rows):
         plot_goodput(rows, hunt.judging, title, arguments.plot)
-    if interrupted:
+    if isinstance(ended_by, TidegateError):
+        raise ended_by
+    if ended_by is not None:
         return _INTERRUPTED
     return 0 if any(probe.run.failed < probe.run.requests for row in rows for probe in row.probes) else 1
 

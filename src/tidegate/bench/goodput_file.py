@@ -14,8 +14,8 @@ from tidegate.bench.sweep import Row
 class GoodputFile(msgspec.Struct, frozen=True):
     """``schema`` changes when what a reader relies on does. ``server``: what a Tidegate server says of its engine,
     with a sweep. ``rows``: one for each combination of settings, one without a sweep; see ``sweep.Row``,
-    ``goodput.Found`` and ``probe.Probe``. ``started``: seconds since the epoch. ``interrupted``: rows are missing, or
-    the last is unfinished."""
+    ``goodput.Found`` and ``probe.Probe``. ``started``: seconds since the epoch. ``interrupted`` by the user, or by
+    ``error``: rows are missing, or the last is unfinished."""
 
     SCHEMA: ClassVar = 1
 
@@ -24,6 +24,7 @@ class GoodputFile(msgspec.Struct, frozen=True):
     versions: dict[str, str]
     started: float
     interrupted: bool
+    error: str | None
     settings: dict[str, Any]
     server: Any
     judging: Judging
@@ -39,6 +40,7 @@ class GoodputFile(msgspec.Struct, frozen=True):
         started: float,
         server: Any,
         interrupted: bool,
+        error: str | None,
     ) -> "GoodputFile":
         return cls(
             schema=cls.SCHEMA,
@@ -46,6 +48,7 @@ class GoodputFile(msgspec.Struct, frozen=True):
             versions={"tidegate": __version__, "python": platform.python_version()},
             started=started,
             interrupted=interrupted,
+            error=error,
             settings=settings,
             server=server,
             judging=judging,

@@ -38,21 +38,23 @@ class GoodputScreen(ProgressLine, goodput.Watcher, sweep.Watcher):
         else:
             self._say_found(row)
 
-    def summary(self, rows: Sequence[Row], *, interrupted: bool) -> None:
+    def summary(self, rows: Sequence[Row], *, complete: bool) -> None:
+        """``complete``: the search was neither interrupted nor ended by an error."""
         self.clear()
-        if any(row.setting for row in rows):
+        if not rows:
+            return
+        if rows[0].setting:
             say("\n" + sweep_text(rows))
             best = best_row(rows)
-            if best is not None and not interrupted:
+            if not complete:
+                say("This is not all: it was broken off. The server keeps the setting that was tried last.")
+            elif best is not None:
                 say(f"The server now has the best setting: {best.name}.")
-            if interrupted:
-                say("Interrupted: the server keeps the setting that was tried last.")
         else:
             say("")
-            for row in rows:
-                self._say_found(row)
-            if interrupted:
-                say("Interrupted: this is what there was.")
+            self._say_found(rows[0])
+            if not complete:
+                say("This is not all: it was broken off.")
 
     def _say_found(self, row: Row) -> None:
         for found in row.found:

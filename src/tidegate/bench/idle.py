@@ -42,7 +42,10 @@ class IdleCheck:
         self._idle_s = median([await check_server(*self._server) for _ in range(_SAMPLES)])
 
     async def wait(self, timeout_s: float) -> bool:
-        """Returns once two answers in a row were fast enough: True, or False after ``timeout_s``."""
+        """Returns once two answers in a row were fast enough: True, or False after ``timeout_s``.
+
+        Raises TidegateError where even then the server fails to answer.
+        """
         fast_in_a_row, end_s = 0, now_s() + timeout_s
         while fast_in_a_row < 2:
             record = await _ask(*self._server)
@@ -50,6 +53,9 @@ class IdleCheck:
             fast_in_a_row = fast_in_a_row + 1 if is_fast else 0
             if not is_fast:
                 if now_s() >= end_s:
+                    if record.failure is not None:
+                        why = f"{record.failure.kind}: {record.failure.message}"
+                        raise TidegateError(f"The server has not recovered from its last load: {why}")
                     return False
                 await asyncio.sleep(_PAUSE_S)
         return True
