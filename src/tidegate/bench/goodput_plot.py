@@ -26,6 +26,8 @@ def plot_goodput(rows: Sequence[Row], judging: Judging, title: str, path: Path) 
             rates = [probe.rate for probe in probes]
             found = next((found for found in row.found if found.slo == slo and row.state is not State.CUT_OFF), None)
             label = row.name or "attainment"
+            if row.state is State.CUT_OFF:
+                label += " (cut off)"
             if found is not None:
                 label += f": {found.requests_per_s:.3g}/s"
                 axes.plot(
