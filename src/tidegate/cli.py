@@ -1,4 +1,4 @@
-"""The command line: ``tidegate serve MODEL``, ``tidegate bench serve``."""
+"""The command line: ``tidegate serve MODEL``, ``tidegate bench serve``, ``tidegate bench goodput``."""
 
 import argparse
 import asyncio
