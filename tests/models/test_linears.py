@@ -116,3 +116,9 @@ def test_a_prompts_logits_are_the_same_however_it_is_cut_and_whoever_is_beside_i
 def test_an_unknown_quantization_is_refused(family: tuple[PreTrainedModel, str]) -> None:
     with pytest.raises(ModelError, match="choose from int8"):
         stored(open_model(family[1]).spec, "int3")
+
+
+def test_int8_experts_are_refused(tmp_path: Path) -> None:
+    save_tiny(FAMILIES["mixtral"], tmp_path)
+    with pytest.raises(ModelError, match="mixtures of experts"):
+        stored(open_model(str(tmp_path)).spec, "int8")

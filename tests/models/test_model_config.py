@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from tidegate.base.errors import ModelError
-from tidegate.base.specs import ModelSpec, RopeScaling
+from tidegate.base.specs import ExpertsSpec, ModelSpec, RopeScaling
 from tidegate.models.config import SUPPORTED_ARCHITECTURES, spec_from_hf
 from tidegate.models.registry import MODELS, build_model
 
@@ -91,6 +91,22 @@ def test_sliding_windows(changes: dict[str, Any], window: int | None) -> None:
     assert spec_from_hf(config(**changes)).sliding_window == window
 
 
+MOE: dict[str, Any] = {"num_experts": 16, "num_experts_per_tok": 4, "moe_intermediate_size": 24}
+
+
+def test_experts() -> None:
+    mixtral = {"architectures": ["MixtralForCausalLM"], "num_local_experts": 8, "num_experts_per_tok": 2}
+    assert spec_from_hf(config(**mixtral)).experts == ExpertsSpec(8, 2, 96, normalised=True)
+    qwen3 = spec_from_hf(config(architectures=["Qwen3MoeForCausalLM"], norm_topk_prob=True, mlp_only_layers=[2], **MOE))
+    assert qwen3.experts == ExpertsSpec(16, 4, 24, normalised=True, dense_layers=(2,))
+    assert [qwen3.experts_of(i) is None for i in range(4)] == [False, False, True, False]
+    qwen2 = config(
+        architectures=["Qwen2MoeForCausalLM"], decoder_sparse_step=2, shared_expert_intermediate_size=40, **MOE
+    )
+    assert spec_from_hf(qwen2).experts == ExpertsSpec(16, 4, 24, False, shared_ffn_size=40, dense_layers=(0, 2))
+    assert spec_from_hf(config()).experts is None
+
+
 def test_layers_with_different_windows_are_refused() -> None:
     mixed = {"architectures": ["Qwen2ForCausalLM"], "use_sliding_window": True, "max_window_layers": 3}
     with pytest.raises(ModelError, match="1 of 4 layers use a sliding window"):
@@ -111,6 +127,7 @@ def test_layers_with_different_windows_are_refused() -> None:
         ({"rope_scaling": {"type": "dynamic", "factor": 2.0}}, "'dynamic' is not supported"),
         ({"rope_scaling": {"type": "yarn", "factor": 2.0, "truncate": False}}, "truncat"),
         ({"partial_rotary_factor": 0.5}, "partial_rotary_factor"),
+        ({"architectures": ["Qwen3MoeForCausalLM"]}, "'num_local_experts'"),
     ],
 )
 def test_what_cannot_be_run_faithfully_is_refused_in_one_sentence(changes: dict[str, Any], reason: str) -> None:

@@ -94,10 +94,11 @@ def test_end_ids_of_the_generation_config_count_too(tmp_path: Path) -> None:
 
 
 class TestDummy:
-    @pytest.fixture
-    def config(self, tmp_path: Path) -> Path:
-        FAMILIES["qwen2"].architectures = ["Qwen2ForCausalLM"]
-        FAMILIES["qwen2"].save_pretrained(tmp_path)
+    @pytest.fixture(params=["Qwen2ForCausalLM", "Qwen2MoeForCausalLM"])
+    def config(self, request: pytest.FixtureRequest, tmp_path: Path) -> Path:
+        family = FAMILIES["qwen2 moe" if "Moe" in request.param else "qwen2"]
+        family.architectures = [request.param]
+        family.save_pretrained(tmp_path)
         return tmp_path / "config.json"
 
     def test_needs_only_a_configuration(self, config: Path) -> None:

@@ -5,7 +5,16 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import LlamaConfig, MistralConfig, PreTrainedModel, Qwen2Config, Qwen3Config
+from transformers import (
+    LlamaConfig,
+    MistralConfig,
+    MixtralConfig,
+    PreTrainedModel,
+    Qwen2Config,
+    Qwen2MoeConfig,
+    Qwen3Config,
+    Qwen3MoeConfig,
+)
 from transformers.models.auto import AutoModelForCausalLM
 
 from tidegate.base.specs import ModelSpec, PoolSpec
@@ -48,6 +57,8 @@ _YARN_MSCALE = {**_YARN, "mscale": 0.9, "mscale_all_dim": 0.4}
 _LINEAR = {"rope_type": "linear", "rope_theta": 500.0, "factor": 3.0}
 _WINDOWED = {"use_sliding_window": True, "sliding_window": 5, "max_window_layers": 0}
 
+_EXPERTS: dict[str, Any] = {"num_experts": 6, "num_experts_per_tok": 3, "moe_intermediate_size": 40}
+
 FAMILIES = {
     "llama": LlamaConfig(**_SHAPE),
     "llama tied, one KV head": LlamaConfig(**{**_SHAPE, "num_key_value_heads": 1}, tie_word_embeddings=True),
@@ -67,7 +78,18 @@ FAMILIES = {
     "qwen3 tied, biases, window": Qwen3Config(
         **_SHAPE, head_dim=24, attention_bias=True, tie_word_embeddings=True, **_WINDOWED
     ),
-}
+    "mixtral": MixtralConfig(**_SHAPE, num_local_experts=5, num_experts_per_tok=2),
+    "mixtral, window": MixtralConfig(**_SHAPE, num_local_experts=3, num_experts_per_tok=1, sliding_window=7),
+    "qwen2 moe": Qwen2MoeConfig(**_SHAPE, **_EXPERTS, shared_expert_intermediate_size=56),
+    "qwen2 moe, no biases, every other layer": Qwen2MoeConfig(
+        **_SHAPE, **_EXPERTS, shared_expert_intermediate_size=56, qkv_bias=False, decoder_sparse_step=2
+    ),
+    "qwen3 moe": Qwen3MoeConfig(**_SHAPE, **_EXPERTS, head_dim=16),
+    "qwen3 moe, shares normalised, biases, a dense layer, window": Qwen3MoeConfig(
+        **_SHAPE, **_EXPERTS, norm_topk_prob=True, attention_bias=True, mlp_only_layers=[1], use_sliding_window=True,
+        sliding_window=5,
+    ),
+}  # fmt: skip
 
 
 def empty_weights(spec: ModelSpec, quantization: str | None = None) -> dict[str, torch.Tensor]:

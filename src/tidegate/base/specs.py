@@ -16,6 +16,18 @@ class RopeScaling(msgspec.Struct, frozen=True):
     beta_slow: float = 1.0
 
 
+class ExpertsSpec(msgspec.Struct, frozen=True):
+    """A mixture of experts in place of a layer's MLP: each token goes through the ``per_token`` experts of
+    ``num_experts`` that its router scores highest, and through a shared expert where there is one."""
+
+    num_experts: int
+    per_token: int
+    ffn_size: int  # of one expert
+    normalised: bool  # the weights of a token's experts are scaled to add up to 1
+    shared_ffn_size: int = 0  # of the shared expert; 0: there is none
+    dense_layers: tuple[int, ...] = ()  # layers that have an MLP of ``ModelSpec.ffn_size`` all the same
+
+
 class ModelSpec(msgspec.Struct, frozen=True):
     """Everything about a decoder's shape. Sizes in elements."""
 
@@ -39,6 +51,11 @@ class ModelSpec(msgspec.Struct, frozen=True):
     sliding_window: int | None = None  # tokens a query sees, itself included; None: all
     eos_ids: tuple[int, ...] = ()
     bos_id: int | None = None
+    experts: ExpertsSpec | None = None  # None: no layer has any
+
+    def experts_of(self, layer: int) -> ExpertsSpec | None:
+        """The experts of one layer, None where it has an MLP."""
+        return None if self.experts is None or layer in self.experts.dense_layers else self.experts
 
     @property
     def kv_elements_per_token(self) -> int:

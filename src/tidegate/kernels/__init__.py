@@ -1,1 +1,1 @@
-"""Attention and the small kernels, one backend a file."""
+"""Attention, experts and the small kernels, one backend a file."""

@@ -6,6 +6,7 @@ What each does is described in ``kernels.torch_ops``.
 import flashinfer
 import torch
 
+from tidegate.kernels.triton_experts import experts as experts
 from tidegate.kernels.triton_rope import rope as rope
 from tidegate.kernels.triton_silu_mul import silu_mul as silu_mul
 

@@ -19,6 +19,15 @@ class Ops(Protocol):
 
     def silu_mul(self, gate_up: torch.Tensor) -> torch.Tensor: ...
 
+    def experts(
+        self,
+        x: torch.Tensor,
+        shares: torch.Tensor,
+        chosen: torch.Tensor,
+        gate_up: torch.Tensor,
+        down: torch.Tensor,
+    ) -> torch.Tensor: ...
+
 
 def ops_for(weight: torch.Tensor) -> Ops:
     """Those for activations of the type and on the device of ``weight``."""

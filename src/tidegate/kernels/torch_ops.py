@@ -4,6 +4,8 @@ import torch
 from torch.nn.functional import rms_norm as _rms_norm
 from torch.nn.functional import silu
 
+from tidegate.kernels.torch_experts import experts as experts
+
 
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
     """``x / sqrt(mean(x²) + eps) * weight`` over the last axis (arXiv 1910.07467)."""

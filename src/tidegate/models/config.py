@@ -5,9 +5,17 @@ from collections.abc import Mapping
 from typing import Any
 
 from tidegate.base.errors import ModelError
-from tidegate.base.specs import ModelSpec, RopeScaling
+from tidegate.base.specs import ExpertsSpec, ModelSpec, RopeScaling
 
-SUPPORTED_ARCHITECTURES = ("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
+SUPPORTED_ARCHITECTURES = (
+    "LlamaForCausalLM",
+    "MistralForCausalLM",
+    "MixtralForCausalLM",
+    "Qwen2ForCausalLM",
+    "Qwen2MoeForCausalLM",
+    "Qwen3ForCausalLM",
+    "Qwen3MoeForCausalLM",
+)
 
 Config = Mapping[str, Any]
 
@@ -30,7 +38,7 @@ def spec_from_hf(config: Config, generation: Config | None = None) -> ModelSpec:
     default_head_dim = 128 if architecture == "Qwen3ForCausalLM" else hidden // heads
     trained_len = int(_need(config, "max_position_embeddings"))
     theta, scaling = _hf_rope(config, trained_len)
-    qwen2, qwen3, llama = (architecture == f"{name}ForCausalLM" for name in ("Qwen2", "Qwen3", "Llama"))
+    llama, qwen2, qwen3 = (architecture.startswith(name) for name in ("Llama", "Qwen2", "Qwen3"))
     attention_bias = bool(config.get("attention_bias", False)) and (llama or qwen3)
     return ModelSpec(
         architecture=architecture,
@@ -46,13 +54,14 @@ def spec_from_hf(config: Config, generation: Config | None = None) -> ModelSpec:
         rope_theta=theta,
         rope_scaling=scaling,
         tied_embeddings=bool(config.get("tie_word_embeddings", False)),
-        qkv_bias=qwen2 or attention_bias,
+        qkv_bias=(qwen2 and bool(config.get("qkv_bias", True))) or attention_bias,
         qk_norm=qwen3,
         attn_bias=attention_bias,
         mlp_bias=bool(config.get("mlp_bias", False)) and llama,
         sliding_window=_hf_sliding_window(config, architecture),
         eos_ids=_ids(config.get("eos_token_id"), (generation or {}).get("eos_token_id")),
         bos_id=next(iter(_ids(config.get("bos_token_id"))), None),
+        experts=_hf_experts(config, architecture),
     )
 
 
@@ -126,13 +135,19 @@ def _usable_len(trained_len: int, scaling: RopeScaling) -> int:
 
 
 def _hf_sliding_window(config: Config, architecture: str) -> int | None:
-    window: int | None = config.get("sliding_window", 4096)
-    if architecture == "MistralForCausalLM":
+    window: int | None = config.get("sliding_window", None if architecture == "MixtralForCausalLM" else 4096)
+    if architecture in ("MistralForCausalLM", "MixtralForCausalLM"):
         return window
     if not architecture.startswith("Qwen") or not config.get("use_sliding_window", False):
         return None
-    layers, first_windowed = int(config["num_hidden_layers"]), int(config.get("max_window_layers", 28))
-    kinds = config.get("layer_types") or ["sliding_attention" if i >= first_windowed else "" for i in range(layers)]
+    if architecture == "Qwen3MoeForCausalLM":
+        return window
+    layers, edge = int(config["num_hidden_layers"]), int(config.get("max_window_layers", 28))
+    moe = architecture == "Qwen2MoeForCausalLM"
+    windowed_by_default = [(i < edge and i % 2 == 0) if moe else i >= edge for i in range(layers)]
+    kinds = config.get("layer_types") or [
+        "sliding_attention" if is_windowed else "" for is_windowed in windowed_by_default
+    ]
     windowed = sum(kind == "sliding_attention" for kind in kinds[:layers])
     if window is None or windowed == 0:
         return None
@@ -141,3 +156,21 @@ def _hf_sliding_window(config: Config, architecture: str) -> int | None:
             f"{windowed} of {layers} layers use a sliding window; only models where all or none do are supported."
         )
     return window
+
+
+def _hf_experts(config: Config, architecture: str) -> ExpertsSpec | None:
+    if architecture == "MixtralForCausalLM":
+        experts, per_token = int(_need(config, "num_local_experts")), int(_need(config, "num_experts_per_tok"))
+        return ExpertsSpec(experts, per_token, int(_need(config, "intermediate_size")), normalised=True)
+    if "Moe" not in architecture:
+        return None
+    step, dense = int(config.get("decoder_sparse_step") or 1), config.get("mlp_only_layers") or ()
+    layers = range(int(_need(config, "num_hidden_layers")))
+    return ExpertsSpec(
+        num_experts=int(config.get("num_experts") or _need(config, "num_local_experts")),
+        per_token=int(_need(config, "num_experts_per_tok")),
+        ffn_size=int(_need(config, "moe_intermediate_size")),
+        normalised=bool(config.get("norm_topk_prob", False)),
+        shared_ffn_size=int(_need(config, "shared_expert_intermediate_size")) if "Qwen2" in architecture else 0,
+        dense_layers=tuple(i for i in layers if i in dense or (i + 1) % step != 0),
+    )

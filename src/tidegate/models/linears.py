@@ -18,7 +18,12 @@ from tidegate.models.sources import ModelSource
 from tidegate.models.weights import layout
 
 QUANTIZATIONS = ("int8",)
-_IN_LAYER = ("qkv", "o", "gate_up", "down")
+_ATTENTION, _MLP, _ROUTER, _SHARED = (
+    ("qkv", "o"),
+    ("gate_up", "down"),
+    ("router",),
+    ("shared_router", "shared_gate_up", "shared_down"),
+)
 
 
 def stored(spec: ModelSpec, quantization: str | None) -> dict[str, tuple[str, tuple[int, ...]]]:
@@ -28,8 +33,10 @@ def stored(spec: ModelSpec, quantization: str | None) -> dict[str, tuple[str, tu
         return shapes
     if quantization not in QUANTIZATIONS:
         raise ModelError(f"Quantization {quantization!r} is unknown; choose from {', '.join(QUANTIZATIONS)}.")
+    if spec.experts is not None:
+        raise ModelError(f"Quantization {quantization!r} of mixtures of experts is not supported.")
     for name in matrices(spec):
-        shape = layout(spec)[_float_name(spec, name)]
+        _, shape = shapes[_float_name(spec, name)]
         shapes[name] = ("int8", shape)
         shapes[name + "_scale"] = ("float32", shape[:1])
     return shapes
@@ -40,8 +47,13 @@ def stored_bytes(spec: ModelSpec, quantization: str | None) -> int:
 
 
 def matrices(spec: ModelSpec) -> list[str]:
-    """The names of all matrices that activations are multiplied with."""
-    return [f"layers.{i}.{name}" for i in range(spec.num_layers) for name in _IN_LAYER] + ["lm_head"]
+    """The names of all matrices that every token's activations are multiplied with: all but those of experts."""
+    names = []
+    for i in range(spec.num_layers):
+        experts = spec.experts_of(i)
+        feed_forward = _MLP if experts is None else _ROUTER + (_SHARED if experts.shared_ffn_size else ())
+        names += [f"layers.{i}.{name}" for name in _ATTENTION + feed_forward]
+    return [*names, "lm_head"]
 
 
 def load(

@@ -1,7 +1,8 @@
 """The Llama family: pre-norm decoder blocks with grouped-query attention, rotary positions and a gated SiLU MLP.
 
-Covers Llama 2 and 3, SmolLM2, Mistral, Qwen 2 and 2.5, and Qwen 3: they differ only in what the spec says
-(biases, norms of q and k, windows, rotary scaling). A new family starts as a copy of this file's structure.
+Covers Llama 2 and 3, SmolLM2, Mistral, Qwen 2 and 2.5, Qwen 3, and Mixtral and the Qwens with experts: they differ
+only in what the spec says (biases, norms of q and k, windows, rotary scaling, experts). A new family starts as a copy
+of this file's structure.
 """
 
 from collections.abc import Mapping
@@ -14,6 +15,7 @@ from tidegate.base.specs import ModelSpec
 from tidegate.kernels.attention import Attention
 from tidegate.kernels.linear import Linear
 from tidegate.kernels.ops import ops_for
+from tidegate.models.feed_forward import FeedForward, feed_forward
 from tidegate.models.linears import linears
 from tidegate.models.rope import Rotary
 
@@ -26,21 +28,21 @@ class _Layer:
     qkv: Linear
     o: Linear
     mlp_norm: torch.Tensor
-    gate_up: Linear
-    down: Linear
+    mlp: FeedForward
     q_norm: torch.Tensor | None
     k_norm: torch.Tensor | None
 
     @classmethod
-    def of(cls, weights: Mapping[str, torch.Tensor], products: Mapping[str, Linear], index: int) -> "_Layer":
+    def of(
+        cls, spec: ModelSpec, weights: Mapping[str, torch.Tensor], products: Mapping[str, Linear], index: int
+    ) -> "_Layer":
         prefix = f"layers.{index}."
         return cls(
             attn_norm=weights[prefix + "attn_norm"],
             qkv=products[prefix + "qkv"],
             o=products[prefix + "o"],
             mlp_norm=weights[prefix + "mlp_norm"],
-            gate_up=products[prefix + "gate_up"],
-            down=products[prefix + "down"],
+            mlp=feed_forward(spec, weights, products, index),
             q_norm=weights.get(prefix + "q_norm"),
             k_norm=weights.get(prefix + "k_norm"),
         )
@@ -64,7 +66,7 @@ class Llama:
         self._spec = spec
         self._attention = attention
         self._embed = weights["embed"]
-        self._layers = [_Layer.of(weights, products, i) for i in range(spec.num_layers)]
+        self._layers = [_Layer.of(spec, weights, products, i) for i in range(spec.num_layers)]
         self._norm = weights["norm"]
         self._lm_head = products["lm_head"]
         self._rotary = Rotary(spec, self._embed.device)
@@ -80,8 +82,7 @@ class Llama:
         for index, (layer, next_norm) in enumerate(zip(self._layers, next_norms, strict=True)):
             attended = self._attend(index, layer, normed, cos, sin)
             normed = add_rms_norm(residual, attended, layer.mlp_norm, eps)
-            gated = self._ops.silu_mul(layer.gate_up(normed))
-            normed = add_rms_norm(residual, layer.down(gated), next_norm, eps)
+            normed = add_rms_norm(residual, layer.mlp(normed), next_norm, eps)
         return normed
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:

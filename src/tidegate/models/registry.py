@@ -29,8 +29,11 @@ Build = Callable[[ModelSpec, Mapping[str, torch.Tensor], Attention, Mapping[str,
 MODELS: dict[str, Build] = {
     "LlamaForCausalLM": Llama,
     "MistralForCausalLM": Llama,
+    "MixtralForCausalLM": Llama,
     "Qwen2ForCausalLM": Llama,
+    "Qwen2MoeForCausalLM": Llama,
     "Qwen3ForCausalLM": Llama,
+    "Qwen3MoeForCausalLM": Llama,
 }
 
 

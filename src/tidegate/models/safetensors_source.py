@@ -25,7 +25,16 @@ _IN_LAYER = {
     "gate": "mlp.gate_proj",
     "up": "mlp.up_proj",
     "down": "mlp.down_proj",
+    "router": "mlp.gate",
+    "shared_router": "mlp.shared_expert_gate",
+    "shared.gate": "mlp.shared_expert.gate_proj",
+    "shared.up": "mlp.shared_expert.up_proj",
+    "shared.down": "mlp.shared_expert.down_proj",
 }
+_EXPERTS = "mlp.experts.{}.{}_proj"
+_MIXTRAL = {"router": "block_sparse_moe.gate"}
+_MIXTRAL_EXPERTS = "block_sparse_moe.experts.{}.{}"
+_MIXTRAL_IN_EXPERT = {"gate": "w1", "up": "w3", "down": "w2"}
 
 
 class SafetensorsSource:
@@ -47,7 +56,7 @@ class SafetensorsSource:
         where = {name: file for file in files for name in file.keys()}  # noqa: SIM118 (not a mapping)
 
         def read(part: str, out: torch.Tensor) -> None:
-            name = hf_name(part)
+            name = hf_name(part, self.spec.architecture)
             if name not in where:
                 raise ModelError(f"The weights in {self._folder} have no tensor {name!r}.")
             tensor: torch.Tensor = where[name].get_tensor(name)
@@ -59,13 +68,19 @@ class SafetensorsSource:
         fill(self.spec, into, read, progress)
 
 
-def hf_name(part: str) -> str:
+def hf_name(part: str, architecture: str) -> str:
     """The name in a Hugging Face checkpoint of a part as named by ``models.weights.parts``."""
     if part in _TOP:
         return _TOP[part]
-    _, index, name = part.split(".")
+    _, index, name = part.split(".", 2)
+    mixtral = architecture == "MixtralForCausalLM"
+    if name.startswith("experts."):
+        _, expert, name = name.split(".")
+        inner = _MIXTRAL_EXPERTS.format(expert, _MIXTRAL_IN_EXPERT[name]) if mixtral else _EXPERTS.format(expert, name)
+        return f"model.layers.{index}.{inner}.weight"
     stem = name.removesuffix("_bias")
-    return f"model.layers.{index}.{_IN_LAYER[stem]}.{'weight' if stem == name else 'bias'}"
+    inner = _MIXTRAL.get(stem, _IN_LAYER[stem]) if mixtral else _IN_LAYER[stem]
+    return f"model.layers.{index}.{inner}.{'weight' if stem == name else 'bias'}"
 
 
 def _weight_files(folder: Path) -> list[Path]:

@@ -8,6 +8,12 @@ heads, then the key heads, then the value heads; rows of ``gate_up`` are the gat
     layers.{i}.qkv [(Hq + 2 Hkv) D, hidden]           layers.{i}.gate_up [2 ffn, hidden]
     layers.{i}.o [hidden, Hq D]                       layers.{i}.down [hidden, ffn]
     layers.{i}.q_norm [D], .k_norm [D]                layers.{i}.{qkv,o,gate_up,down}_bias [rows]
+
+A layer with E experts of size F has these in the place of ``gate_up`` and ``down``, one expert's rows after another's:
+
+    layers.{i}.router [E, hidden]                     layers.{i}.shared_router [1, hidden]
+    layers.{i}.experts_gate_up [E 2 F, hidden]        layers.{i}.shared_gate_up [2 shared ffn, hidden]
+    layers.{i}.experts_down [E hidden, F]             layers.{i}.shared_down [hidden, shared ffn]
 """
 
 import math
@@ -16,7 +22,7 @@ from typing import NamedTuple
 
 import torch
 
-from tidegate.base.specs import ModelSpec
+from tidegate.base.specs import ExpertsSpec, ModelSpec
 
 
 class Part(NamedTuple):
@@ -35,7 +41,7 @@ def parts(spec: ModelSpec) -> dict[str, Part]:
     """Every tensor of an unfused checkpoint under a short name ("embed", "layers.0.q", "layers.0.q_bias"), and where
     it goes. A tensor's parts follow each other without gaps."""
     found: dict[str, Part] = {}
-    hidden, head_dim, ffn = spec.hidden_size, spec.head_dim, spec.ffn_size
+    hidden, head_dim = spec.hidden_size, spec.head_dim
     q_rows, kv_rows = spec.num_heads * head_dim, spec.num_kv_heads * head_dim
 
     def add(tensor: str, rows: dict[str, int], *columns: int) -> None:
@@ -47,27 +53,49 @@ def parts(spec: ModelSpec) -> dict[str, Part]:
     add("embed", {"embed": spec.vocab_size}, hidden)
     for i in range(spec.num_layers):
         layer = f"layers.{i}."
-        qkv = {layer + "q": q_rows, layer + "k": kv_rows, layer + "v": kv_rows}
-        gate_up = {layer + "gate": ffn, layer + "up": ffn}
-        o, down = {layer + "o": hidden}, {layer + "down": hidden}
+        qkv, o = {layer + "q": q_rows, layer + "k": kv_rows, layer + "v": kv_rows}, {layer + "o": hidden}
         add(layer + "attn_norm", {layer + "attn_norm": hidden})
         add(layer + "qkv", qkv, hidden)
         add(layer + "o", o, q_rows)
         add(layer + "mlp_norm", {layer + "mlp_norm": hidden})
-        add(layer + "gate_up", gate_up, hidden)
-        add(layer + "down", down, ffn)
         if spec.qk_norm:
             add(layer + "q_norm", {layer + "q_norm": head_dim})
             add(layer + "k_norm", {layer + "k_norm": head_dim})
-        biases = {"qkv": (qkv, spec.qkv_bias), "o": (o, spec.attn_bias)}
-        biases |= {"gate_up": (gate_up, spec.mlp_bias), "down": (down, spec.mlp_bias)}
-        for name, (rows, present) in biases.items():
-            if present:
-                add(f"{layer}{name}_bias", {f"{part}_bias": count for part, count in rows.items()})
+        if spec.qkv_bias:
+            add(layer + "qkv_bias", _biases(qkv))
+        if spec.attn_bias:
+            add(layer + "o_bias", _biases(o))
+        experts = spec.experts_of(i)
+        if experts is None:
+            gate_up, down = {layer + "gate": spec.ffn_size, layer + "up": spec.ffn_size}, {layer + "down": hidden}
+            add(layer + "gate_up", gate_up, hidden)
+            add(layer + "down", down, spec.ffn_size)
+            if spec.mlp_bias:
+                add(layer + "gate_up_bias", _biases(gate_up))
+                add(layer + "down_bias", _biases(down))
+        else:
+            _add_experts(add, layer, hidden, experts)
     add("norm", {"norm": hidden})
     if not spec.tied_embeddings:
         add("lm_head", {"lm_head": spec.vocab_size}, hidden)
     return found
+
+
+def _biases(rows: dict[str, int]) -> dict[str, int]:
+    return {f"{part}_bias": count for part, count in rows.items()}
+
+
+def _add_experts(add: Callable[..., None], layer: str, hidden: int, experts: ExpertsSpec) -> None:
+    ffn, shared = experts.ffn_size, experts.shared_ffn_size
+    every = range(experts.num_experts)
+    add(layer + "router", {layer + "router": experts.num_experts}, hidden)
+    gate_up = {f"{layer}experts.{e}.{name}": ffn for e in every for name in ("gate", "up")}
+    add(layer + "experts_gate_up", gate_up, hidden)
+    add(layer + "experts_down", {f"{layer}experts.{e}.down": hidden for e in every}, ffn)
+    if shared:
+        add(layer + "shared_router", {layer + "shared_router": 1}, hidden)
+        add(layer + "shared_gate_up", {layer + "shared.gate": shared, layer + "shared.up": shared}, hidden)
+        add(layer + "shared_down", {layer + "shared.down": hidden}, shared)
 
 
 def layout(spec: ModelSpec) -> dict[str, tuple[int, ...]]:
