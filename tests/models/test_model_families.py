@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from tiny_models import FAMILIES, Driver, prompt, reference_logits, save_tiny
+from tiny_models import FALLBACK_FAMILIES, FAMILIES, Driver, prompt, reference_logits, save_tiny
 from transformers import PreTrainedModel
 
 from tidegate.kernels.cpu_attention import CpuAttention
@@ -13,10 +13,13 @@ from tidegate.kernels.torch_attention import TorchAttention
 TOLERANCE = {"rtol": 0.0, "atol": 1e-4}
 
 
-@pytest.fixture(scope="module", params=FAMILIES, ids=lambda name: name.replace(", ", "-").replace(" ", "-"))
+ALL_FAMILIES = FAMILIES | FALLBACK_FAMILIES
+
+
+@pytest.fixture(scope="module", params=ALL_FAMILIES, ids=lambda name: name.replace(", ", "-").replace(" ", "-"))
 def family(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[PreTrainedModel, str]:
     folder: Path = tmp_path_factory.mktemp("model")
-    return save_tiny(FAMILIES[request.param], folder), str(folder)
+    return save_tiny(ALL_FAMILIES[request.param], folder), str(folder)
 
 
 @pytest.mark.parametrize("length", [1, 2, 5, 33])

@@ -6,9 +6,15 @@ from typing import Any
 
 import torch
 from transformers import (
+    Gemma3TextConfig,
+    GPT2Config,
+    GPTNeoXConfig,
+    GraniteConfig,
     LlamaConfig,
     MistralConfig,
     MixtralConfig,
+    OlmoeConfig,
+    Phi3Config,
     PreTrainedModel,
     Qwen2Config,
     Qwen2MoeConfig,
@@ -21,6 +27,7 @@ from tidegate.base.specs import ModelSpec, PoolSpec
 from tidegate.device.pool import Pool
 from tidegate.kernels.attention import AttentionRows
 from tidegate.kernels.torch_attention import TorchAttention
+from tidegate.kernels.windows import by_layer
 from tidegate.models.linears import load, stored
 from tidegate.models.registry import build_model
 from tidegate.models.sources import open_model
@@ -90,6 +97,22 @@ FAMILIES = {
         sliding_window=5,
     ),
 }  # fmt: skip
+_MIXED_WINDOWS = {"layer_types": ["sliding_attention", "full_attention", "sliding_attention"], "sliding_window": 6}
+_IN_VOCAB: dict[str, Any] = {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}
+
+# Those that transformers' own modules compute: learned positions; rotary positions of a part of a head, and attention
+# beside the MLP; windows that differ from layer to layer; scaled attention and logits; fused projections and a window;
+# experts that lie otherwise in a checkpoint than in the modules.
+FALLBACK_FAMILIES = {
+    "gpt2": GPT2Config(vocab_size=VOCAB, n_embd=48, n_layer=3, n_head=4, n_positions=128, **_IN_VOCAB),
+    "gpt neox": GPTNeoXConfig(**{**_SHAPE, "hidden_size": 64, "num_key_value_heads": None}, **_IN_VOCAB),
+    "gemma3": Gemma3TextConfig(**_SHAPE, head_dim=16, query_pre_attn_scalar=20, **_MIXED_WINDOWS, **_IN_VOCAB),
+    "granite": GraniteConfig(
+        **_SHAPE, attention_multiplier=0.3, embedding_multiplier=3.0, residual_multiplier=0.6, logits_scaling=2.0
+    ),
+    "phi3": Phi3Config(**_SHAPE, sliding_window=7, **_IN_VOCAB),
+    "olmoe": OlmoeConfig(**_SHAPE, num_experts=6, num_experts_per_tok=3, **_IN_VOCAB),
+}
 
 
 def empty_weights(spec: ModelSpec, quantization: str | None = None) -> dict[str, torch.Tensor]:
@@ -106,7 +129,8 @@ def save_tiny(config: Any, folder: Path, **save_options: Any) -> PreTrainedModel
     model = AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
     with torch.no_grad():
         for name, weight in model.named_parameters():
-            weight.normal_(1.0 if "norm" in name else 0.0, 0.2)
+            is_norm = name.endswith("weight") and ("norm" in name or "ln_" in name)
+            weight.normal_(1.0 if is_norm else 0.0, 0.2)
     model.save_pretrained(folder, **save_options)
     return model
 
@@ -167,7 +191,7 @@ class Driver:
             elif blocks == "two runs":
                 row = row.roll(per_slot // 3)
             pool.table[slot, :per_slot] = row
-        self._attention = backend(spec, pool.kv, pool.table)
+        self._attention = by_layer(backend, spec, pool.kv, pool.table)
         self._model = build_model(spec, weights, self._attention)
         self._lengths = [0] * slots
 

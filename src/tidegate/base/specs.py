@@ -52,6 +52,8 @@ class ModelSpec(msgspec.Struct, frozen=True):
     eos_ids: tuple[int, ...] = ()
     bos_id: int | None = None
     experts: ExpertsSpec | None = None  # None: no layer has any
+    layer_windows: tuple[int | None, ...] | None = None  # where they differ: each layer's, for ``sliding_window``
+    transformers_config: str | None = None  # the text of config.json, where transformers' own modules compute the model
 
     def experts_of(self, layer: int) -> ExpertsSpec | None:
         """The experts of one layer, None where it has an MLP."""

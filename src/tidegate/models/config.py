@@ -59,8 +59,8 @@ def spec_from_hf(config: Config, generation: Config | None = None) -> ModelSpec:
         attn_bias=attention_bias,
         mlp_bias=bool(config.get("mlp_bias", False)) and llama,
         sliding_window=_hf_sliding_window(config, architecture),
-        eos_ids=_ids(config.get("eos_token_id"), (generation or {}).get("eos_token_id")),
-        bos_id=next(iter(_ids(config.get("bos_token_id"))), None),
+        eos_ids=token_ids(config.get("eos_token_id"), (generation or {}).get("eos_token_id")),
+        bos_id=next(iter(token_ids(config.get("bos_token_id"))), None),
         experts=_hf_experts(config, architecture),
     )
 
@@ -79,7 +79,7 @@ def _need(config: Config, key: str) -> Any:
     return config[key]
 
 
-def _ids(*values: int | list[int] | None) -> tuple[int, ...]:
+def token_ids(*values: int | list[int] | None) -> tuple[int, ...]:
     """All ids named, each once, in order. Configurations write one id, a list of ids, or null."""
     flat = [i for v in values if v is not None for i in (v if isinstance(v, list) else [v])]
     return tuple(dict.fromkeys(int(i) for i in flat))

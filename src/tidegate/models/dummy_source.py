@@ -30,6 +30,6 @@ class DummySource:
     def _draw(self, part: str, out: torch.Tensor) -> None:
         # Seeded by name, so that a tensor does not depend on which others were drawn before it.
         generator = torch.Generator(out.device).manual_seed(zlib.crc32(f"{self._seed} {part}".encode()))
-        centre = 1.0 if part.endswith("norm") else 0.0
-        half_width = math.sqrt(3.0 / out.shape[1]) if out.dim() == 2 else 0.1
+        centre = 1.0 if out.dim() == 1 and part.endswith(("norm", ".weight")) else 0.0
+        half_width = math.sqrt(3.0 / out.shape[-1]) if out.dim() > 1 else 0.1
         out.uniform_(centre - half_width, centre + half_width, generator=generator)

@@ -33,8 +33,9 @@ def stored(spec: ModelSpec, quantization: str | None) -> dict[str, tuple[str, tu
         return shapes
     if quantization not in QUANTIZATIONS:
         raise ModelError(f"Quantization {quantization!r} is unknown; choose from {', '.join(QUANTIZATIONS)}.")
-    if spec.experts is not None:
-        raise ModelError(f"Quantization {quantization!r} of mixtures of experts is not supported.")
+    if spec.experts is not None or spec.transformers_config is not None:
+        kind = "mixtures of experts" if spec.experts is not None else f"{spec.architecture}, by transformers' modules,"
+        raise ModelError(f"Quantization {quantization!r} of {kind} is not supported.")
     for name in matrices(spec):
         _, shape = shapes[_float_name(spec, name)]
         shapes[name] = ("int8", shape)
@@ -47,7 +48,10 @@ def stored_bytes(spec: ModelSpec, quantization: str | None) -> int:
 
 
 def matrices(spec: ModelSpec) -> list[str]:
-    """The names of all matrices that every token's activations are multiplied with: all but those of experts."""
+    """The names of all matrices that every token's activations are multiplied with: all but those of experts, and none
+    where transformers' modules do it."""
+    if spec.transformers_config is not None:
+        return []
     names = []
     for i in range(spec.num_layers):
         experts = spec.experts_of(i)

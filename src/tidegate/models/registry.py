@@ -45,6 +45,18 @@ def build_model(
 ) -> Model:
     """The model of ``spec`` over ``weights`` (named and shaped by ``models.linears.stored``, not copied), and over the
     ``products`` with them, where ``models.linears.linears`` has made those already."""
+    if spec.transformers_config is not None:
+        from tidegate.models.transformers_fallback import TransformersModel
+
+        return TransformersModel(spec, weights, attention, products)
     if spec.architecture not in MODELS:
         raise ModelError(f"Architecture {spec.architecture} is not supported; supported are {', '.join(MODELS)}.")
     return MODELS[spec.architecture](spec, weights, attention, products)
+
+
+def prepare(spec: ModelSpec) -> None:
+    """Does ahead what building the model would do first, for a process that others are forked from."""
+    if spec.transformers_config is not None:
+        from tidegate.models.transformers_fallback import skeleton
+
+        skeleton(spec)

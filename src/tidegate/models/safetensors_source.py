@@ -1,7 +1,7 @@
 """Weights from a Hugging Face directory: config.json and one or several safetensors files."""
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -45,27 +45,34 @@ class SafetensorsSource:
         self.tokenizer_dir = tokenizer_dir
         self.gguf_file: Path | None = None
         self._folder = folder
-        self._files = _weight_files(folder)
+        self._files = weight_files(folder)
 
     def load(self, into: dict[str, torch.Tensor], progress: Callable[[float], None]) -> None:
-        try:
-            # Files are mapped, not read: a tensor's pages are touched once, when it is copied to its place.
-            files: list[Any] = [safetensors.safe_open(file, framework="pt") for file in self._files]
-        except (OSError, safetensors.SafetensorError) as error:
-            raise ModelError(f"Can't read the weights in {self._folder}: {error}.") from error
-        where = {name: file for file in files for name in file.keys()}  # noqa: SIM118 (not a mapping)
+        where = open_tensors(self._folder, self._files)
 
         def read(part: str, out: torch.Tensor) -> None:
-            name = hf_name(part, self.spec.architecture)
-            if name not in where:
-                raise ModelError(f"The weights in {self._folder} have no tensor {name!r}.")
-            tensor: torch.Tensor = where[name].get_tensor(name)
-            if tensor.shape != out.shape:
-                shapes = f"{tuple(tensor.shape)}; expected {tuple(out.shape)}"
-                raise ModelError(f"Tensor {name!r} in {self._folder} is {shapes}.")
-            out.copy_(tensor)
+            copy_tensor(where, hf_name(part, self.spec.architecture), out, self._folder)
 
         fill(self.spec, into, read, progress)
+
+
+def open_tensors(folder: Path, files: list[Path]) -> dict[str, Any]:
+    """The open file of every tensor's name. Files are mapped, not read: a tensor's pages are touched once, when it is
+    copied to its place."""
+    try:
+        opened: list[Any] = [safetensors.safe_open(file, framework="pt") for file in files]
+    except (OSError, safetensors.SafetensorError) as error:
+        raise ModelError(f"Can't read the weights in {folder}: {error}.") from error
+    return {name: file for file in opened for name in file.keys()}  # noqa: SIM118 (not a mapping)
+
+
+def copy_tensor(where: Mapping[str, Any], name: str, out: torch.Tensor, folder: Path) -> None:
+    if name not in where:
+        raise ModelError(f"The weights in {folder} have no tensor {name!r}.")
+    tensor: torch.Tensor = where[name].get_tensor(name)
+    if tensor.shape != out.shape:
+        raise ModelError(f"Tensor {name!r} in {folder} is {tuple(tensor.shape)}; expected {tuple(out.shape)}.")
+    out.copy_(tensor)
 
 
 def hf_name(part: str, architecture: str) -> str:
@@ -83,7 +90,7 @@ def hf_name(part: str, architecture: str) -> str:
     return f"model.layers.{index}.{inner}.{'weight' if stem == name else 'bias'}"
 
 
-def _weight_files(folder: Path) -> list[Path]:
+def weight_files(folder: Path) -> list[Path]:
     """The shards that the index names, or model.safetensors, or whatever safetensors there are."""
     index, single = folder / "model.safetensors.index.json", folder / "model.safetensors"
     if index.exists():

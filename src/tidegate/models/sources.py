@@ -9,7 +9,7 @@ import torch
 
 from tidegate.base.errors import ModelError
 from tidegate.base.specs import ModelSpec
-from tidegate.models.config import spec_from_hf
+from tidegate.models.config import SUPPORTED_ARCHITECTURES, spec_from_hf
 
 LOAD_FORMATS = ("auto", "safetensors", "gguf", "dummy")
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json")
@@ -59,6 +59,10 @@ def open_model(path: str, load_format: str = "auto", seed: int = 0) -> ModelSour
         return _dummy(spec, seed, tokenizer_dir, None)
     if place.suffix == ".json":
         raise ModelError(f"{place} is only a configuration; give the directory, or use load format 'dummy'.")
+    if spec.transformers_config is not None:
+        from tidegate.models.transformers_source import TransformersSource
+
+        return TransformersSource(place, spec, tokenizer_dir)
     from tidegate.models.safetensors_source import SafetensorsSource
 
     return SafetensorsSource(place, spec, tokenizer_dir)
@@ -118,8 +122,14 @@ def _from_hub(model_id: str, with_weights: bool) -> Path:
 def _read_spec(config: Path) -> ModelSpec:
     if not config.exists():
         raise ModelError(f"{config.parent} holds no {config.name}.")
-    generation = config.with_name("generation_config.json")
-    return spec_from_hf(_read_json(config), _read_json(generation) if generation.exists() else None)
+    generation_file = config.with_name("generation_config.json")
+    described = _read_json(config)
+    generation = _read_json(generation_file) if generation_file.exists() else None
+    if set(described.get("architectures") or ()).intersection(SUPPORTED_ARCHITECTURES):
+        return spec_from_hf(described, generation)
+    from tidegate.models.transformers_config import spec_from_transformers
+
+    return spec_from_transformers(described, generation)
 
 
 def _read_json(file: Path) -> dict[str, Any]:

@@ -14,6 +14,8 @@ A layer with E experts of size F has these in the place of ``gate_up`` and ``dow
     layers.{i}.router [E, hidden]                     layers.{i}.shared_router [1, hidden]
     layers.{i}.experts_gate_up [E 2 F, hidden]        layers.{i}.shared_gate_up [2 shared ffn, hidden]
     layers.{i}.experts_down [E hidden, F]             layers.{i}.shared_down [hidden, shared ffn]
+
+A model that transformers' modules compute has their names and shapes.
 """
 
 import math
@@ -40,6 +42,10 @@ class Part(NamedTuple):
 def parts(spec: ModelSpec) -> dict[str, Part]:
     """Every tensor of an unfused checkpoint under a short name ("embed", "layers.0.q", "layers.0.q_bias"), and where
     it goes. A tensor's parts follow each other without gaps."""
+    if spec.transformers_config is not None:
+        from tidegate.models.transformers_fallback import tensor_shapes
+
+        return {name: Part(name, 0, shape) for name, shape in tensor_shapes(spec).items()}
     found: dict[str, Part] = {}
     hidden, head_dim = spec.hidden_size, spec.head_dim
     q_rows, kv_rows = spec.num_heads * head_dim, spec.num_kv_heads * head_dim

@@ -43,6 +43,8 @@ class GpuBackend:
     def __init__(self, config: EngineConfig, source: ModelSource) -> None:
         if config.quantization is not None:
             raise ConfigError("--quantization is for machines without a GPU so far: leave it out, or use --device cpu")
+        if source.spec.layer_windows is not None:
+            raise ConfigError("layers with different sliding windows are for machines without a GPU so far")
         self._config, self._source = config, source
         self._shapes = layout(source.spec)
         elements = sum(prod(shape) for shape in self._shapes.values())

@@ -19,6 +19,7 @@ from tidegate.device.crowding import Crowding
 from tidegate.device.pool import Pool
 from tidegate.kernels.cpu_attention import CpuAttention
 from tidegate.kernels.linear import Linear
+from tidegate.kernels.windows import by_layer
 from tidegate.models.registry import build_model
 from tidegate.node import wire
 from tidegate.runner.runner import Runner
@@ -30,7 +31,7 @@ def build_runner(
     spec: ModelSpec, weights: Mapping[str, torch.Tensor], pool: Pool, products: Products | None = None
 ) -> Runner:
     """``products`` are ``models.linears.linears`` of the weights, where they have been made already."""
-    attention = CpuAttention(spec, pool.kv, pool.table)
+    attention = by_layer(CpuAttention, spec, pool.kv, pool.table)
     return Runner(build_model(spec, weights, attention, products), attention, pool, spec)
 
 

@@ -26,6 +26,7 @@ from tidegate.device.pool import Pool
 from tidegate.kernels.cpu_attention import decode_kernel
 from tidegate.kernels.linear import Linear
 from tidegate.models.linears import linears
+from tidegate.models.registry import prepare
 from tidegate.node import wire
 from tidegate.node.lane_process import LaneProcess, Mailbox
 
@@ -69,6 +70,7 @@ class LaneStem:
         weights, pool = SharedMemory(self._memory_fd, init.shared_bytes).open_pool(init.pool, init.regions)
         model = init.model
         decode_kernel(model.head_dim, model.num_heads // model.num_kv_heads, init.pool.block_size)
+        prepare(model)
         self._shared = weights, pool, linears(model, weights)
         gc.collect()
         gc.freeze()  # a collection in a lane would write to every object that it looks at

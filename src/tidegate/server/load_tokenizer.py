@@ -82,8 +82,13 @@ def _from_gguf(file: Path, override: str | None) -> FastTokenizer | None:
 
 def _through_transformers(directory: Path, **where: str) -> tokenizers.Tokenizer:
     """For formats that only transformers converts. Imported here because it is slow and imports torch."""
-    from transformers import AutoTokenizer
-
+    try:
+        from transformers import AutoTokenizer
+    except ImportError as error:
+        raise ModelError(
+            f"The tokenizer in {directory} is in a format that transformers converts, which is not installed: "
+            f"pip install 'tidegate[transformers]'"
+        ) from error
     try:
         loaded = AutoTokenizer.from_pretrained(str(directory), **where)
     except Exception as error:
