@@ -13,7 +13,10 @@ from tidegate.slo.goodput import Slo
 LONGEST, MAX_TOKENS = 80, 8
 
 
-@pytest.mark.parametrize("family", ["mixtral, window", "qwen2 moe", "qwen3 moe", "gpt2", "gemma3", "granite"])
+@pytest.mark.parametrize(
+    "family",
+    ["mixtral, window", "qwen2 moe", "qwen3 moe", "deepseek v2, lite", "deepseek v3", "gpt2", "gemma3", "granite"],
+)
 def test_greedy_tokens_equal_transformers_in_every_mode(family: str, tmp_path: Path) -> None:
     model = save_tiny((FAMILIES | FALLBACK_FAMILIES)[family], tmp_path)
     references = [reference(model, tokens, MAX_TOKENS) for tokens in mixed_prompts(10, LONGEST, VOCAB)]

@@ -118,7 +118,8 @@ def test_an_unknown_quantization_is_refused(family: tuple[PreTrainedModel, str])
         stored(open_model(family[1]).spec, "int3")
 
 
-def test_int8_experts_are_refused(tmp_path: Path) -> None:
-    save_tiny(FAMILIES["mixtral"], tmp_path)
+@pytest.mark.parametrize("name", ["mixtral", "deepseek v3"])
+def test_int8_experts_are_refused(name: str, tmp_path: Path) -> None:
+    save_tiny(FAMILIES[name], tmp_path)
     with pytest.raises(ModelError, match="mixtures of experts"):
         stored(open_model(str(tmp_path)).spec, "int8")

@@ -1,5 +1,6 @@
 """config.json to ``ModelSpec``: old and new spellings, defaults, and refusals."""
 
+import math
 import subprocess
 import sys
 from typing import Any
@@ -7,7 +8,7 @@ from typing import Any
 import pytest
 
 from tidegate.base.errors import ModelError
-from tidegate.base.specs import ExpertsSpec, ModelSpec, RopeScaling
+from tidegate.base.specs import ExpertsSpec, LatentSpec, ModelSpec, RopeScaling
 from tidegate.models.config import SUPPORTED_ARCHITECTURES, spec_from_hf
 from tidegate.models.registry import MODELS, build_model
 
@@ -103,8 +104,48 @@ def test_experts() -> None:
     qwen2 = config(
         architectures=["Qwen2MoeForCausalLM"], decoder_sparse_step=2, shared_expert_intermediate_size=40, **MOE
     )
-    assert spec_from_hf(qwen2).experts == ExpertsSpec(16, 4, 24, False, shared_ffn_size=40, dense_layers=(0, 2))
+    assert spec_from_hf(qwen2).experts == ExpertsSpec(
+        16, 4, 24, False, shared_ffn_size=40, shared_gated=True, dense_layers=(0, 2)
+    )
     assert spec_from_hf(config()).experts is None
+
+
+DEEPSEEK: dict[str, Any] = {
+    "kv_lora_rank": 32, "q_lora_rank": None, "qk_nope_head_dim": 8, "qk_rope_head_dim": 4, "v_head_dim": 8,
+    "n_routed_experts": 16, "n_shared_experts": 2, "num_experts_per_tok": 4, "moe_intermediate_size": 24,
+    "first_k_dense_replace": 1, "routed_scaling_factor": 2.0, "n_group": 4, "topk_group": 2,
+}  # fmt: skip
+YARN_MSCALE = {
+    "type": "yarn",
+    "factor": 40,
+    "original_max_position_embeddings": 128,
+    "mscale": 0.7,
+    "mscale_all_dim": 0.7,
+}
+
+
+def test_latent_attention() -> None:
+    spec = spec_from_hf(config(architectures=["DeepseekV2ForCausalLM"], **DEEPSEEK))
+    assert spec.latent == LatentSpec(32, 8, 4, 8, None, scale=12**-0.5, rope_pairs=True)
+    assert (spec.num_kv_heads, spec.head_dim, spec.kv_elements_per_token) == (1, 36, 4 * 36)
+    assert spec.experts == ExpertsSpec(16, 4, 24, False, shared_ffn_size=48, dense_layers=(0,), scale=2.0)
+    v3 = {"architectures": ["DeepseekV3ForCausalLM"], "rope_interleave": False, "rope_scaling": YARN_MSCALE}
+    spec = spec_from_hf(config(**(DEEPSEEK | v3 | {"q_lora_rank": 16})))
+    assert spec.latent is not None and (spec.latent.query_rank, spec.latent.rope_pairs) == (16, False)
+    assert spec.latent.scale == pytest.approx(12**-0.5 * (1 + 0.07 * math.log(40)) ** 2)
+    assert spec.rope_scaling.attention_factor == 1.0
+    assert spec.experts == ExpertsSpec(
+        16,
+        4,
+        24,
+        True,
+        shared_ffn_size=48,
+        dense_layers=(0,),
+        scores="sigmoid",
+        groups=4,
+        groups_per_token=2,
+        scale=2.0,
+    )
 
 
 def test_layers_with_different_windows_are_refused() -> None:
@@ -118,7 +159,7 @@ def test_layers_with_different_windows_are_refused() -> None:
     [
         (
             {"architectures": ["GemmaForCausalLM"]},
-            "GemmaForCausalLM is not supported; supported are LlamaForCausalLM, ",
+            r"GemmaForCausalLM is not supported; supported are .*LlamaForCausalLM, ",
         ),
         ({"architectures": None}, "is not supported"),
         ({"vocab_size": None}, "'vocab_size'"),
@@ -128,6 +169,9 @@ def test_layers_with_different_windows_are_refused() -> None:
         ({"rope_scaling": {"type": "yarn", "factor": 2.0, "truncate": False}}, "truncat"),
         ({"partial_rotary_factor": 0.5}, "partial_rotary_factor"),
         ({"architectures": ["Qwen3MoeForCausalLM"]}, "'num_local_experts'"),
+        ({"architectures": ["DeepseekV2ForCausalLM"]}, "'qk_nope_head_dim'"),
+        ({"architectures": ["DeepseekV2ForCausalLM"], **DEEPSEEK, "topk_method": "noaux_tc"}, "'noaux_tc'"),
+        ({"architectures": ["DeepseekV2ForCausalLM"], **DEEPSEEK, "mlp_bias": True}, "Biases in the MLPs"),
     ],
 )
 def test_what_cannot_be_run_faithfully_is_refused_in_one_sentence(changes: dict[str, Any], reason: str) -> None:
@@ -139,7 +183,7 @@ def test_what_cannot_be_run_faithfully_is_refused_in_one_sentence(changes: dict[
 def test_every_supported_architecture_has_a_model_and_no_other() -> None:
     assert set(SUPPORTED_ARCHITECTURES) == set(MODELS)
     stranger = ModelSpec("GemmaForCausalLM", 1, 8, 1, 1, 8, 8, 8, 8)
-    with pytest.raises(ModelError, match="GemmaForCausalLM is not supported; supported are LlamaForCausalLM, "):
+    with pytest.raises(ModelError, match=r"GemmaForCausalLM is not supported; supported are .*LlamaForCausalLM, "):
         build_model(stranger, {}, None)  # type: ignore[arg-type]
 
 

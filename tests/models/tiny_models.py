@@ -6,6 +6,8 @@ from typing import Any
 
 import torch
 from transformers import (
+    DeepseekV2Config,
+    DeepseekV3Config,
     Gemma3TextConfig,
     GPT2Config,
     GPTNeoXConfig,
@@ -27,6 +29,7 @@ from tidegate.base.specs import ModelSpec, PoolSpec
 from tidegate.device.pool import Pool
 from tidegate.kernels.attention import AttentionRows
 from tidegate.kernels.torch_attention import TorchAttention
+from tidegate.kernels.torch_latent_attention import TorchLatentAttention
 from tidegate.kernels.windows import by_layer
 from tidegate.models.linears import load, stored
 from tidegate.models.registry import build_model
@@ -65,6 +68,12 @@ _LINEAR = {"rope_type": "linear", "rope_theta": 500.0, "factor": 3.0}
 _WINDOWED = {"use_sliding_window": True, "sliding_window": 5, "max_window_layers": 0}
 
 _EXPERTS: dict[str, Any] = {"num_experts": 6, "num_experts_per_tok": 3, "moe_intermediate_size": 40}
+_DEEPSEEK: dict[str, Any] = {
+    **_SHAPE, "num_key_value_heads": 4, "kv_lora_rank": 24, "qk_nope_head_dim": 12, "qk_rope_head_dim": 8,
+    "v_head_dim": 10, "first_k_dense_replace": 1, "n_routed_experts": 8, "num_experts_per_tok": 3,
+    "moe_intermediate_size": 40,
+}  # fmt: skip
+_YARN_MLA = {**_YARN, "mscale": 0.7, "mscale_all_dim": 0.7}
 
 FAMILIES = {
     "llama": LlamaConfig(**_SHAPE),
@@ -95,6 +104,16 @@ FAMILIES = {
     "qwen3 moe, shares normalised, biases, a dense layer, window": Qwen3MoeConfig(
         **_SHAPE, **_EXPERTS, norm_topk_prob=True, attention_bias=True, mlp_only_layers=[1], use_sliding_window=True,
         sliding_window=5,
+    ),
+    "deepseek v2, lite": DeepseekV2Config(**_DEEPSEEK, q_lora_rank=None, n_shared_experts=2, head_dim=8),
+    "deepseek v2, groups, biases, yarn with mscale": DeepseekV2Config(
+        **_DEEPSEEK, q_lora_rank=20, topk_method="group_limited_greedy", n_group=4, topk_group=2, attention_bias=True,
+        routed_scaling_factor=1.7, rope_parameters=_YARN_MLA,
+    ),
+    "deepseek v3": DeepseekV3Config(**_DEEPSEEK, q_lora_rank=20, n_group=4, topk_group=2, n_shared_experts=1),
+    "deepseek v3, no query rank, not normalised, halves, yarn": DeepseekV3Config(
+        **_DEEPSEEK, q_lora_rank=None, n_group=1, topk_group=1, norm_topk_prob=False, rope_interleave=False,
+        rope_parameters={**_YARN_MLA, "mscale": 0.9},
     ),
 }  # fmt: skip
 _MIXED_WINDOWS = {"layer_types": ["sliding_attention", "full_attention", "sliding_attention"], "sliding_window": 6}
@@ -131,6 +150,9 @@ def save_tiny(config: Any, folder: Path, **save_options: Any) -> PreTrainedModel
         for name, weight in model.named_parameters():
             is_norm = name.endswith("weight") and ("norm" in name or "ln_" in name)
             weight.normal_(1.0 if is_norm else 0.0, 0.2)
+        for name, buffer in model.named_buffers():
+            if "correction_bias" in name:
+                buffer.normal_(0.0, 0.2)
     model.save_pretrained(folder, **save_options)
     return model
 
@@ -191,6 +213,8 @@ class Driver:
             elif blocks == "two runs":
                 row = row.roll(per_slot // 3)
             pool.table[slot, :per_slot] = row
+        if spec.latent is not None:
+            backend = TorchLatentAttention
         self._attention = by_layer(backend, spec, pool.kv, pool.table)
         self._model = build_model(spec, weights, self._attention)
         self._lengths = [0] * slots

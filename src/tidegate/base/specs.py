@@ -25,7 +25,26 @@ class ExpertsSpec(msgspec.Struct, frozen=True):
     ffn_size: int  # of one expert
     normalised: bool  # the weights of a token's experts are scaled to add up to 1
     shared_ffn_size: int = 0  # of the shared expert; 0: there is none
+    shared_gated: bool = False  # the shared expert's output is weighted by a gate of its own
     dense_layers: tuple[int, ...] = ()  # layers that have an MLP of ``ModelSpec.ffn_size`` all the same
+    scores: str = "softmax"  # of the router's logits; or "sigmoid", chosen by with a learned correction
+    groups: int = 1  # of experts, alike in size; a token's come from ``groups_per_token`` of them
+    groups_per_token: int = 1
+    scale: float = 1.0  # of the experts' sum
+
+
+class LatentSpec(msgspec.Struct, frozen=True):
+    """Multi-head latent attention (DeepSeek-V2, arXiv 2405.04434): a token's keys and values, of all heads, are linear
+    in one latent vector of ``rank`` elements, and the part of the keys that is turned by position is the same for all
+    heads. The KV array holds these ``rank + rope_dim`` elements."""
+
+    rank: int
+    nope_dim: int  # of a head's query and key: the part without position
+    rope_dim: int  # and the part that is turned
+    value_dim: int
+    query_rank: int | None  # of the latent vector that queries are linear in; None: there is none
+    scale: float  # of scores
+    rope_pairs: bool  # a checkpoint's elements are turned in pairs of neighbours, not of halves
 
 
 class ModelSpec(msgspec.Struct, frozen=True):
@@ -52,6 +71,7 @@ class ModelSpec(msgspec.Struct, frozen=True):
     eos_ids: tuple[int, ...] = ()
     bos_id: int | None = None
     experts: ExpertsSpec | None = None  # None: no layer has any
+    latent: LatentSpec | None = None  # then there is one KV head, of ``rank + rope_dim`` elements
     layer_windows: tuple[int | None, ...] | None = None  # where they differ: each layer's, for ``sliding_window``
     transformers_config: str | None = None  # the text of config.json, where transformers' own modules compute the model
 
@@ -60,15 +80,20 @@ class ModelSpec(msgspec.Struct, frozen=True):
         return None if self.experts is None or layer in self.experts.dense_layers else self.experts
 
     @property
+    def kv_parts(self) -> int:
+        """What the KV array holds of a token in a layer: K and V, or one latent vector that stands for both."""
+        return 1 if self.latent else 2
+
+    @property
     def kv_elements_per_token(self) -> int:
-        """Of K and V, over all layers."""
-        return self.num_layers * 2 * self.num_kv_heads * self.head_dim
+        """Over all layers."""
+        return self.num_layers * self.kv_parts * self.num_kv_heads * self.head_dim
 
 
 class PoolSpec(msgspec.Struct, frozen=True):
     """The sizes of a pool's arrays (see ``base.batch`` for the token store and block table).
 
-    KV array: ``[num_layers, 2, num_blocks, block_size, num_kv_heads, head_dim]``; index 0 of the second axis is K.
+    KV array: ``[num_layers, kv_parts, num_blocks, block_size, num_kv_heads, head_dim]``; the first of two parts is K.
     """
 
     num_blocks: int

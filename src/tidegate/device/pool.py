@@ -8,7 +8,7 @@ from tidegate.base.specs import ModelSpec, PoolSpec
 
 
 def kv_shape(model: ModelSpec, pool: PoolSpec) -> tuple[int, ...]:
-    return (model.num_layers, 2, pool.num_blocks, pool.block_size, model.num_kv_heads, model.head_dim)
+    return (model.num_layers, model.kv_parts, pool.num_blocks, pool.block_size, model.num_kv_heads, model.head_dim)
 
 
 @dataclass(frozen=True)
@@ -16,7 +16,7 @@ class Pool:
     """Views of memory that somebody else owns. Shapes are those of ``PoolSpec`` and ``base.batch``."""
 
     spec: PoolSpec
-    kv: torch.Tensor  # [num_layers, 2, num_blocks, block_size, num_kv_heads, head_dim]
+    kv: torch.Tensor  # [num_layers, kv_parts, num_blocks, block_size, num_kv_heads, head_dim]
     table: torch.Tensor  # int32 [max_num_seqs, max_blocks_per_seq]; lanes only read it
     tokens: torch.Tensor  # int32 [max_num_seqs, max_model_len + 1]
 

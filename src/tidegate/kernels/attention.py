@@ -15,7 +15,8 @@ class AttentionRows(NamedTuple):
 
 
 class Attention(Protocol):
-    """A backend over one pool's paged KV array ``[L, 2, num_blocks, block_size, Hkv, D]`` and its block table."""
+    """A backend over one pool's paged KV array ``[L, 2, num_blocks, block_size, Hkv, D]`` and its block table.
+    (Where keys and values are latent vectors, ``[L, 1, …]``: see ``kernels.torch_latent_attention``.)"""
 
     def plan(self, rows: AttentionRows) -> None:
         """Prepares one step. Each row may attend to positions 0 to its own, through its slot's block table."""

@@ -36,24 +36,31 @@ class TorchAttention:
         self._window = spec.sliding_window
         self._table = table
         self._block_size, self._dtype = kv.shape[3], kv.dtype
-        self._blocks = [(layer[0], layer[1]) for layer in kv]  # [num_blocks, block_size, Hkv, D] each
+        self._blocks = [self._keys_and_values(layer) for layer in kv]  # [num_blocks, block_size, Hkv, D] each
         self._tokens = [(k.flatten(0, 1), v.flatten(0, 1)) for k, v in self._blocks]  # [tokens, Hkv, D] each
         self._heads = [(_heads_first(k), _heads_first(v)) for k, v in self._tokens]  # [1, Hkv, tokens, D] each
         self._written = torch.empty(0)
         self._scattered: torch.Tensor | None = None
-        self._gathered = kv.new_empty(2, 0, *kv.shape[3:])  # grows to the largest step's; contents of one layer
+        self._gathered = kv.new_empty(kv.shape[1], 0, *kv.shape[3:])  # grows to the largest step's; of one layer
         self._pieces: list[_Piece] = []
 
     def plan(self, rows: AttentionRows) -> None:
         self._plan(rows, longer_than=0)
 
     def run(self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        self._write(layer, k, v)
+        out = torch.empty((*q.shape[:2], v.shape[2]), dtype=q.dtype, device=q.device)
+        self._attend_pieces(layer, q, out)
+        return out
+
+    def _keys_and_values(self, layer: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Views of one layer's part of the KV array, or of blocks that have been gathered from it."""
+        return layer[0], layer[1]
+
+    def _write(self, layer: int, k: torch.Tensor, v: torch.Tensor) -> None:
         keys, values = self._tokens[layer]
         keys.index_copy_(0, self._written, k.to(keys.dtype))
         values.index_copy_(0, self._written, v.to(values.dtype))
-        out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
-        self._attend_pieces(layer, q, out)
-        return out
 
     def _plan(self, rows: AttentionRows, longer_than: int) -> None:
         """Where every row writes, and pieces for the rows with more than ``longer_than`` queries."""
@@ -83,7 +90,8 @@ class TorchAttention:
                 self._pieces.append(self._piece(first + done, start + done, part, gathered, origin * size))
         self._scattered = torch.from_numpy(np.concatenate(scattered)).to(device) if scattered else None
         if num_scattered > self._gathered.shape[1]:
-            self._gathered = self._gathered.new_empty(2, num_scattered, *self._gathered.shape[2:])
+            shape = self._gathered.shape
+            self._gathered = self._gathered.new_empty(shape[0], num_scattered, *shape[2:])
 
     def _piece(self, first: int, start: int, count: int, gathered: bool, origin: int) -> _Piece:
         lowest = max(0, start - self._window + 1) if self._window else 0
@@ -101,20 +109,20 @@ class TorchAttention:
         """Fills the planned pieces' places in ``out [T, Hq, D]``."""
         in_place = gathered = self._heads[layer]
         if self._scattered is not None:
-            gathered = self._gather(*self._blocks[layer], self._scattered)
+            chosen = self._gathered[:, : len(self._scattered)]
+            self._gather(*self._blocks[layer], self._scattered, chosen)
+            k, v = self._keys_and_values(chosen)
+            gathered = _heads_first(k.flatten(0, 1)), _heads_first(v.flatten(0, 1))
         keys = in_place[0]
         queries = q.to(keys.dtype).view(q.shape[0], keys.shape[1], -1, q.shape[2])
         for piece in self._pieces:
             attended = _attend(piece, queries, *(gathered if piece.gathered else in_place))
             out.narrow(0, piece.first, piece.num_queries).copy_(attended.flatten(1, 2))
 
-    def _gather(
-        self, k_blocks: torch.Tensor, v_blocks: torch.Tensor, chosen: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        k, v = self._gathered[0, : len(chosen)], self._gathered[1, : len(chosen)]
-        torch.index_select(k_blocks, 0, chosen, out=k)
-        torch.index_select(v_blocks, 0, chosen, out=v)
-        return _heads_first(k.flatten(0, 1)), _heads_first(v.flatten(0, 1))
+    def _gather(self, k_blocks: torch.Tensor, v_blocks: torch.Tensor, chosen: torch.Tensor, out: torch.Tensor) -> None:
+        """Copies the chosen blocks of a layer into ``out [2, chosen, block_size, Hkv, D]``."""
+        torch.index_select(k_blocks, 0, chosen, out=out[0])
+        torch.index_select(v_blocks, 0, chosen, out=out[1])
 
 
 def _heads_first(tokens: torch.Tensor) -> torch.Tensor:
@@ -130,4 +138,4 @@ def _attend(piece: _Piece, queries: torch.Tensor, keys: torch.Tensor, values: to
         return scaled_dot_product_attention(q, k, v)
     heads_first = q.flatten(1, 2).transpose(0, 1).unsqueeze(0)
     out = scaled_dot_product_attention(heads_first, k, v, attn_mask=piece.mask, enable_gqa=True)
-    return out.squeeze(0).transpose(0, 1).view(q.shape)
+    return out.squeeze(0).transpose(0, 1).view(*q.shape[:3], -1)

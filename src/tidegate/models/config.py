@@ -5,9 +5,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from tidegate.base.errors import ModelError
-from tidegate.base.specs import ExpertsSpec, ModelSpec, RopeScaling
+from tidegate.base.specs import ExpertsSpec, LatentSpec, ModelSpec, RopeScaling
 
 SUPPORTED_ARCHITECTURES = (
+    "DeepseekV2ForCausalLM",
+    "DeepseekV3ForCausalLM",
     "LlamaForCausalLM",
     "MistralForCausalLM",
     "MixtralForCausalLM",
@@ -38,15 +40,16 @@ def spec_from_hf(config: Config, generation: Config | None = None) -> ModelSpec:
     default_head_dim = 128 if architecture == "Qwen3ForCausalLM" else hidden // heads
     trained_len = int(_need(config, "max_position_embeddings"))
     theta, scaling = _hf_rope(config, trained_len)
-    llama, qwen2, qwen3 = (architecture.startswith(name) for name in ("Llama", "Qwen2", "Qwen3"))
-    attention_bias = bool(config.get("attention_bias", False)) and (llama or qwen3)
+    llama, qwen2, qwen3, deepseek = (architecture.startswith(n) for n in ("Llama", "Qwen2", "Qwen3", "Deepseek"))
+    attention_bias = bool(config.get("attention_bias", False)) and (llama or qwen3 or deepseek)
+    latent = _hf_latent(config, architecture) if deepseek else None
     return ModelSpec(
         architecture=architecture,
         num_layers=int(_need(config, "num_hidden_layers")),
         hidden_size=hidden,
         num_heads=heads,
-        num_kv_heads=int(config.get("num_key_value_heads") or heads),
-        head_dim=int(config.get("head_dim") or default_head_dim),
+        num_kv_heads=1 if latent else int(config.get("num_key_value_heads") or heads),
+        head_dim=latent.rank + latent.rope_dim if latent else int(config.get("head_dim") or default_head_dim),
         ffn_size=int(_need(config, "intermediate_size")),
         vocab_size=int(_need(config, "vocab_size")),
         max_len=_usable_len(trained_len, scaling),
@@ -62,6 +65,7 @@ def spec_from_hf(config: Config, generation: Config | None = None) -> ModelSpec:
         eos_ids=token_ids(config.get("eos_token_id"), (generation or {}).get("eos_token_id")),
         bos_id=next(iter(token_ids(config.get("bos_token_id"))), None),
         experts=_hf_experts(config, architecture),
+        latent=latent,
     )
 
 
@@ -122,11 +126,14 @@ def _yarn_attention_factor(rope: Config, factor: float) -> float:
     """YaRN, section 3.4: sqrt(1/t) = 0.1 ln(s) + 1, or the ratio of two such terms where the model gives both."""
     if rope.get("attention_factor") is not None:
         return float(rope["attention_factor"])
-    log_factor = math.log(factor) if factor > 1.0 else 0.0
     mscale, mscale_all_dim = rope.get("mscale"), rope.get("mscale_all_dim")
     if mscale and mscale_all_dim:
-        return float((0.1 * mscale * log_factor + 1.0) / (0.1 * mscale_all_dim * log_factor + 1.0))
-    return 0.1 * log_factor + 1.0
+        return _yarn_magnitude(factor, float(mscale)) / _yarn_magnitude(factor, float(mscale_all_dim))
+    return _yarn_magnitude(factor, 1.0)
+
+
+def _yarn_magnitude(factor: float, mscale: float) -> float:
+    return 0.1 * mscale * math.log(factor) + 1.0 if factor > 1.0 else 1.0
 
 
 def _usable_len(trained_len: int, scaling: RopeScaling) -> int:
@@ -162,15 +169,57 @@ def _hf_experts(config: Config, architecture: str) -> ExpertsSpec | None:
     if architecture == "MixtralForCausalLM":
         experts, per_token = int(_need(config, "num_local_experts")), int(_need(config, "num_experts_per_tok"))
         return ExpertsSpec(experts, per_token, int(_need(config, "intermediate_size")), normalised=True)
+    if architecture.startswith("Deepseek"):
+        return _deepseek_experts(config, architecture)
     if "Moe" not in architecture:
         return None
     step, dense = int(config.get("decoder_sparse_step") or 1), config.get("mlp_only_layers") or ()
-    layers = range(int(_need(config, "num_hidden_layers")))
+    layers, shared = range(int(_need(config, "num_hidden_layers"))), "Qwen2" in architecture
     return ExpertsSpec(
         num_experts=int(config.get("num_experts") or _need(config, "num_local_experts")),
         per_token=int(_need(config, "num_experts_per_tok")),
         ffn_size=int(_need(config, "moe_intermediate_size")),
         normalised=bool(config.get("norm_topk_prob", False)),
-        shared_ffn_size=int(_need(config, "shared_expert_intermediate_size")) if "Qwen2" in architecture else 0,
+        shared_ffn_size=int(_need(config, "shared_expert_intermediate_size")) if shared else 0,
+        shared_gated=shared,
         dense_layers=tuple(i for i in layers if i in dense or (i + 1) % step != 0),
+    )
+
+
+def _deepseek_experts(config: Config, architecture: str) -> ExpertsSpec:
+    v3 = architecture == "DeepseekV3ForCausalLM"
+    method = config.get("topk_method", "noaux_tc" if v3 else "greedy")
+    if method not in (("noaux_tc",) if v3 else ("greedy", "group_limited_greedy")):
+        raise ModelError(f"Choosing experts by {method!r} is not supported for {architecture}.")
+    if config.get("mlp_bias", False):
+        raise ModelError(f"Biases in the MLPs of {architecture} are not supported.")
+    ffn, grouped = int(_need(config, "moe_intermediate_size")), method != "greedy"
+    return ExpertsSpec(
+        num_experts=int(config.get("n_routed_experts") or _need(config, "num_local_experts")),
+        per_token=int(_need(config, "num_experts_per_tok")),
+        ffn_size=ffn,
+        normalised=v3 and bool(config.get("norm_topk_prob", True)),
+        shared_ffn_size=int(_need(config, "n_shared_experts")) * ffn,
+        dense_layers=tuple(range(int(_need(config, "first_k_dense_replace")))),
+        scores="sigmoid" if v3 else "softmax",
+        groups=int(config.get("n_group") or 1) if grouped else 1,
+        groups_per_token=int(config.get("topk_group") or 1) if grouped else 1,
+        scale=float(_need(config, "routed_scaling_factor")),
+    )
+
+
+def _hf_latent(config: Config, architecture: str) -> LatentSpec:
+    nope, rope = int(_need(config, "qk_nope_head_dim")), int(_need(config, "qk_rope_head_dim"))
+    scaling: Config = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    kind, all_dim = scaling.get("rope_type") or scaling.get("type") or "default", scaling.get("mscale_all_dim")
+    magnitude = _yarn_magnitude(float(scaling["factor"]), float(all_dim)) if kind != "default" and all_dim else 1.0
+    query_rank = config.get("q_lora_rank")
+    return LatentSpec(
+        rank=int(_need(config, "kv_lora_rank")),
+        nope_dim=nope,
+        rope_dim=rope,
+        value_dim=int(_need(config, "v_head_dim")),
+        query_rank=int(query_rank) if query_rank is not None else None,
+        scale=(nope + rope) ** -0.5 * magnitude**2,
+        rope_pairs=architecture == "DeepseekV2ForCausalLM" or bool(config.get("rope_interleave", True)),
     )

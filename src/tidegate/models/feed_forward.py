@@ -33,7 +33,7 @@ class GatedMlp:
 
 
 class MixtureOfExperts:
-    """The weighted sum of a token's experts, each a gated MLP; and of a shared one, weighted by a gate of its own."""
+    """The weighted sum of a token's experts, each a gated MLP, and of a shared one, where there is one."""
 
     def __init__(
         self,
@@ -44,19 +44,20 @@ class MixtureOfExperts:
         prefix: str,
         ops: Ops,
     ) -> None:
-        self._per_token, self._normalised = spec.per_token, spec.normalised
-        self._router = products[prefix + "router"]
+        self._spec = spec
+        self._router, self._correction = products[prefix + "router"], weights.get(prefix + "correction")
         self._gate_up = weights[prefix + "experts_gate_up"].view(spec.num_experts, 2 * spec.ffn_size, hidden_size)
         self._down = weights[prefix + "experts_down"].view(spec.num_experts, hidden_size, spec.ffn_size)
         self._experts = ops.experts
         self._shared: GatedMlp | None = None
+        self._shared_router = products.get(prefix + "shared_router")
         if spec.shared_ffn_size:
             self._shared = GatedMlp(products[prefix + "shared_gate_up"], products[prefix + "shared_down"], ops)
-            self._shared_router = products[prefix + "shared_router"]
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        shares, chosen = choose_experts(self._router(x), self._per_token, self._normalised)
+        shares, chosen = choose_experts(self._router(x), self._spec, self._correction)
         out = self._experts(x, shares, chosen, self._gate_up, self._down)
         if self._shared is not None:
-            out += self._shared_router(x).sigmoid() * self._shared(x)
+            shared = self._shared(x)
+            out += shared if self._shared_router is None else shared * self._shared_router(x).sigmoid()
         return out

@@ -11,19 +11,13 @@ from collections.abc import Callable, Mapping
 import torch
 
 from tidegate.base.errors import ModelError
-from tidegate.base.specs import ModelSpec
+from tidegate.base.specs import ExpertsSpec, ModelSpec
 from tidegate.kernels.linear import Linear, float_linear
 from tidegate.models.rotation import rotate
 from tidegate.models.sources import ModelSource
 from tidegate.models.weights import layout
 
 QUANTIZATIONS = ("int8",)
-_ATTENTION, _MLP, _ROUTER, _SHARED = (
-    ("qkv", "o"),
-    ("gate_up", "down"),
-    ("router",),
-    ("shared_router", "shared_gate_up", "shared_down"),
-)
 
 
 def stored(spec: ModelSpec, quantization: str | None) -> dict[str, tuple[str, tuple[int, ...]]]:
@@ -33,9 +27,9 @@ def stored(spec: ModelSpec, quantization: str | None) -> dict[str, tuple[str, tu
         return shapes
     if quantization not in QUANTIZATIONS:
         raise ModelError(f"Quantization {quantization!r} is unknown; choose from {', '.join(QUANTIZATIONS)}.")
-    if spec.experts is not None or spec.transformers_config is not None:
-        kind = "mixtures of experts" if spec.experts is not None else f"{spec.architecture}, by transformers' modules,"
-        raise ModelError(f"Quantization {quantization!r} of {kind} is not supported.")
+    if spec.experts is not None or spec.latent is not None or spec.transformers_config is not None:
+        reason = "only Llama's layers are" if spec.experts is None else "mixtures of experts are not"
+        raise ModelError(f"Quantization {quantization!r} is not supported for {spec.architecture}: {reason} so far.")
     for name in matrices(spec):
         _, shape = shapes[_float_name(spec, name)]
         shapes[name] = ("int8", shape)
@@ -54,10 +48,21 @@ def matrices(spec: ModelSpec) -> list[str]:
         return []
     names = []
     for i in range(spec.num_layers):
-        experts = spec.experts_of(i)
-        feed_forward = _MLP if experts is None else _ROUTER + (_SHARED if experts.shared_ffn_size else ())
-        names += [f"layers.{i}.{name}" for name in _ATTENTION + feed_forward]
+        names += [f"layers.{i}.{name}" for name in _of_attention(spec) + _of_feed_forward(spec.experts_of(i))]
     return [*names, "lm_head"]
+
+
+def _of_attention(spec: ModelSpec) -> list[str]:
+    if spec.latent is None:
+        return ["qkv", "o"]
+    return (["q"] if spec.latent.query_rank is None else ["q_a", "q_b"]) + ["kv_a", "o"]
+
+
+def _of_feed_forward(experts: ExpertsSpec | None) -> list[str]:
+    if experts is None:
+        return ["gate_up", "down"]
+    shared = ["shared_gate_up", "shared_down"] if experts.shared_ffn_size else []
+    return ["router", *shared, *(["shared_router"] if experts.shared_gated else [])]
 
 
 def load(

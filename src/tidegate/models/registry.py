@@ -27,6 +27,8 @@ class Model(Protocol):
 Build = Callable[[ModelSpec, Mapping[str, torch.Tensor], Attention, Mapping[str, Linear] | None], Model]
 
 MODELS: dict[str, Build] = {
+    "DeepseekV2ForCausalLM": Llama,
+    "DeepseekV3ForCausalLM": Llama,
     "LlamaForCausalLM": Llama,
     "MistralForCausalLM": Llama,
     "MixtralForCausalLM": Llama,

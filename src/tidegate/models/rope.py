@@ -11,9 +11,9 @@ from tidegate.base.specs import ModelSpec
 
 
 def inverse_frequencies(spec: ModelSpec) -> torch.Tensor:
-    """Radians a position for each pair of a head's elements, float32 ``[head_dim / 2]``, scaling applied."""
+    """Radians a position for each pair of a head's turned elements, float32, scaling applied."""
     scaling = spec.rope_scaling
-    exponents = torch.arange(0, spec.head_dim, 2, dtype=torch.float32) / spec.head_dim
+    exponents = torch.arange(0, _rotary_dim(spec), 2, dtype=torch.float32) / _rotary_dim(spec)
     periods = spec.rope_theta**exponents
     plain = 1.0 / periods
     if scaling.kind == "none":
@@ -26,6 +26,10 @@ def inverse_frequencies(spec: ModelSpec) -> torch.Tensor:
         keep = 1.0 - _yarn_ramp(spec)
         return 1.0 / (scaling.factor * periods) * (1.0 - keep) + plain * keep
     raise AssertionError(f"RoPE scaling {scaling.kind!r} got past models.config")
+
+
+def _rotary_dim(spec: ModelSpec) -> int:
+    return spec.latent.rope_dim if spec.latent else spec.head_dim
 
 
 def _llama3(spec: ModelSpec, plain: torch.Tensor) -> torch.Tensor:
@@ -49,12 +53,12 @@ def _yarn_ramp(spec: ModelSpec) -> torch.Tensor:
     def dim_of(rotations: float) -> float:
         """The element that turns so many times within the original length."""
         turns = math.log(scaling.original_max_len / (rotations * 2 * math.pi))
-        return spec.head_dim * turns / (2 * math.log(spec.rope_theta))
+        return _rotary_dim(spec) * turns / (2 * math.log(spec.rope_theta))
 
     low = max(math.floor(dim_of(scaling.beta_fast)), 0)
-    high = min(math.ceil(dim_of(scaling.beta_slow)), spec.head_dim - 1)
+    high = min(math.ceil(dim_of(scaling.beta_slow)), _rotary_dim(spec) - 1)
     width = high - low if high != low else 0.001
-    return ((torch.arange(spec.head_dim // 2, dtype=torch.float32) - low) / width).clamp(0, 1)
+    return ((torch.arange(_rotary_dim(spec) // 2, dtype=torch.float32) - low) / width).clamp(0, 1)
 
 
 class Rotary:
@@ -65,7 +69,7 @@ class Rotary:
         self._amplitude = spec.rope_scaling.attention_factor or 1.0
 
     def at(self, positions: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
-        """cos and sin ``[T, 1, head_dim / 2]`` in ``dtype``, the YaRN amplitude included."""
+        """cos and sin ``[T, 1, turned elements / 2]`` in ``dtype``, the YaRN amplitude included."""
         angles = (positions.to(torch.float32)[:, None] * self._frequencies).unsqueeze(1)
         cos, sin = angles.cos(), angles.sin()
         if self._amplitude != 1.0:

@@ -19,6 +19,12 @@ _IN_LAYER = {
     "k": "self_attn.k_proj",
     "v": "self_attn.v_proj",
     "o": "self_attn.o_proj",
+    "q_a": "self_attn.q_a_proj",
+    "q_a_norm": "self_attn.q_a_layernorm",
+    "q_b": "self_attn.q_b_proj",
+    "kv_a": "self_attn.kv_a_proj_with_mqa",
+    "kv_a_norm": "self_attn.kv_a_layernorm",
+    "kv_b": "self_attn.kv_b_proj",
     "q_norm": "self_attn.q_norm",
     "k_norm": "self_attn.k_norm",
     "mlp_norm": "post_attention_layernorm",
@@ -32,9 +38,14 @@ _IN_LAYER = {
     "shared.down": "mlp.shared_expert.down_proj",
 }
 _EXPERTS = "mlp.experts.{}.{}_proj"
-_MIXTRAL = {"router": "block_sparse_moe.gate"}
 _MIXTRAL_EXPERTS = "block_sparse_moe.experts.{}.{}"
 _MIXTRAL_IN_EXPERT = {"gate": "w1", "up": "w3", "down": "w2"}
+_DEEPSEEK = {f"shared.{name}": f"mlp.shared_experts.{name}_proj" for name in ("gate", "up", "down")}
+_OF_FAMILY = {
+    "MixtralForCausalLM": {"router": "block_sparse_moe.gate"},
+    "DeepseekV2ForCausalLM": _DEEPSEEK,
+    "DeepseekV3ForCausalLM": _DEEPSEEK,
+}
 
 
 class SafetensorsSource:
@@ -52,6 +63,9 @@ class SafetensorsSource:
 
         def read(part: str, out: torch.Tensor) -> None:
             copy_tensor(where, hf_name(part, self.spec.architecture), out, self._folder)
+            latent, name = self.spec.latent, part.rpartition(".")[2].removesuffix("_bias")
+            if latent is not None and latent.rope_pairs and name in ("q", "q_b", "kv_a"):
+                _pairs_to_halves(out, 1 if name == "kv_a" else self.spec.num_heads, latent.rope_dim)
 
         fill(self.spec, into, read, progress)
 
@@ -80,14 +94,22 @@ def hf_name(part: str, architecture: str) -> str:
     if part in _TOP:
         return _TOP[part]
     _, index, name = part.split(".", 2)
-    mixtral = architecture == "MixtralForCausalLM"
     if name.startswith("experts."):
         _, expert, name = name.split(".")
+        mixtral = architecture == "MixtralForCausalLM"
         inner = _MIXTRAL_EXPERTS.format(expert, _MIXTRAL_IN_EXPERT[name]) if mixtral else _EXPERTS.format(expert, name)
         return f"model.layers.{index}.{inner}.weight"
+    if name == "correction":
+        return f"model.layers.{index}.mlp.gate.e_score_correction_bias"
     stem = name.removesuffix("_bias")
-    inner = _MIXTRAL.get(stem, _IN_LAYER[stem]) if mixtral else _IN_LAYER[stem]
+    inner = _OF_FAMILY.get(architecture, {}).get(stem, _IN_LAYER[stem])
     return f"model.layers.{index}.{inner}.{'weight' if stem == name else 'bias'}"
+
+
+def _pairs_to_halves(rows: torch.Tensor, heads: int, turned: int) -> None:
+    """Reorders, in place, the last ``turned`` of each head's rows: pairs of neighbours become pairs of halves."""
+    of_heads = rows.view(heads, -1, *rows.shape[1:])[:, -turned:]
+    of_heads.copy_(torch.cat((of_heads[:, 0::2], of_heads[:, 1::2]), dim=1))
 
 
 def weight_files(folder: Path) -> list[Path]:

@@ -123,8 +123,10 @@ def skeleton(spec: ModelSpec) -> Any:
     with _parameters_without_memory():
         model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
     for name, tensor in model.state_dict().items():
-        if not tensor.is_floating_point():
-            raise ModelError(f"{spec.architecture} stores {name!r} as integers, which is not supported.")
+        if not tensor.is_floating_point() or tensor.dim() == 0:
+            raise ModelError(
+                f"{spec.architecture} stores {name!r}, which is no array of floats: that is not supported."
+            )
     return model
 
 

@@ -14,6 +14,13 @@ A layer with E experts of size F has these in the place of ``gate_up`` and ``dow
     layers.{i}.router [E, hidden]                     layers.{i}.shared_router [1, hidden]
     layers.{i}.experts_gate_up [E 2 F, hidden]        layers.{i}.shared_gate_up [2 shared ffn, hidden]
     layers.{i}.experts_down [E hidden, F]             layers.{i}.shared_down [hidden, shared ffn]
+    layers.{i}.correction [E]
+
+With latent attention (``base.specs.LatentSpec``), in the place of ``qkv``, rows of each head one after another:
+
+    layers.{i}.q [Hq (nope + rope), hidden]           layers.{i}.kv_a [rank + rope, hidden], .kv_a_norm [rank]
+    or .q_a [query rank, hidden], .q_a_norm           layers.{i}.kv_b [Hq (nope + value), rank]
+    and .q_b [Hq (nope + rope), query rank]           layers.{i}.{q_a,kv_a}_bias [rows]
 
 A model that transformers' modules compute has their names and shapes.
 """
@@ -24,7 +31,7 @@ from typing import NamedTuple
 
 import torch
 
-from tidegate.base.specs import ExpertsSpec, ModelSpec
+from tidegate.base.specs import ExpertsSpec, LatentSpec, ModelSpec
 
 
 class Part(NamedTuple):
@@ -47,8 +54,7 @@ def parts(spec: ModelSpec) -> dict[str, Part]:
 
         return {name: Part(name, 0, shape) for name, shape in tensor_shapes(spec).items()}
     found: dict[str, Part] = {}
-    hidden, head_dim = spec.hidden_size, spec.head_dim
-    q_rows, kv_rows = spec.num_heads * head_dim, spec.num_kv_heads * head_dim
+    hidden = spec.hidden_size
 
     def add(tensor: str, rows: dict[str, int], *columns: int) -> None:
         start = 0
@@ -59,18 +65,12 @@ def parts(spec: ModelSpec) -> dict[str, Part]:
     add("embed", {"embed": spec.vocab_size}, hidden)
     for i in range(spec.num_layers):
         layer = f"layers.{i}."
-        qkv, o = {layer + "q": q_rows, layer + "k": kv_rows, layer + "v": kv_rows}, {layer + "o": hidden}
         add(layer + "attn_norm", {layer + "attn_norm": hidden})
-        add(layer + "qkv", qkv, hidden)
-        add(layer + "o", o, q_rows)
+        if spec.latent is None:
+            _add_attention(add, layer, spec)
+        else:
+            _add_latent_attention(add, layer, spec, spec.latent)
         add(layer + "mlp_norm", {layer + "mlp_norm": hidden})
-        if spec.qk_norm:
-            add(layer + "q_norm", {layer + "q_norm": head_dim})
-            add(layer + "k_norm", {layer + "k_norm": head_dim})
-        if spec.qkv_bias:
-            add(layer + "qkv_bias", _biases(qkv))
-        if spec.attn_bias:
-            add(layer + "o_bias", _biases(o))
         experts = spec.experts_of(i)
         if experts is None:
             gate_up, down = {layer + "gate": spec.ffn_size, layer + "up": spec.ffn_size}, {layer + "down": hidden}
@@ -87,6 +87,40 @@ def parts(spec: ModelSpec) -> dict[str, Part]:
     return found
 
 
+def _add_attention(add: Callable[..., None], layer: str, spec: ModelSpec) -> None:
+    q_rows, kv_rows = spec.num_heads * spec.head_dim, spec.num_kv_heads * spec.head_dim
+    qkv, o = {layer + "q": q_rows, layer + "k": kv_rows, layer + "v": kv_rows}, {layer + "o": spec.hidden_size}
+    add(layer + "qkv", qkv, spec.hidden_size)
+    add(layer + "o", o, q_rows)
+    if spec.qk_norm:
+        add(layer + "q_norm", {layer + "q_norm": spec.head_dim})
+        add(layer + "k_norm", {layer + "k_norm": spec.head_dim})
+    if spec.qkv_bias:
+        add(layer + "qkv_bias", _biases(qkv))
+    if spec.attn_bias:
+        add(layer + "o_bias", _biases(o))
+
+
+def _add_latent_attention(add: Callable[..., None], layer: str, spec: ModelSpec, latent: LatentSpec) -> None:
+    q_rows = spec.num_heads * (latent.nope_dim + latent.rope_dim)
+    latents = {"kv_a": latent.rank + latent.rope_dim}
+    if latent.query_rank is None:
+        add(layer + "q", {layer + "q": q_rows}, spec.hidden_size)
+    else:
+        latents["q_a"] = latent.query_rank
+        add(layer + "q_a_norm", {layer + "q_a_norm": latent.query_rank})
+        add(layer + "q_b", {layer + "q_b": q_rows}, latent.query_rank)
+    for name, rows in latents.items():
+        add(layer + name, {layer + name: rows}, spec.hidden_size)
+        if spec.qkv_bias:
+            add(f"{layer}{name}_bias", {f"{layer}{name}_bias": rows})
+    add(layer + "kv_a_norm", {layer + "kv_a_norm": latent.rank})
+    add(layer + "kv_b", {layer + "kv_b": spec.num_heads * (latent.nope_dim + latent.value_dim)}, latent.rank)
+    add(layer + "o", {layer + "o": spec.hidden_size}, spec.num_heads * latent.value_dim)
+    if spec.attn_bias:
+        add(layer + "o_bias", {layer + "o_bias": spec.hidden_size})
+
+
 def _biases(rows: dict[str, int]) -> dict[str, int]:
     return {f"{part}_bias": count for part, count in rows.items()}
 
@@ -98,8 +132,11 @@ def _add_experts(add: Callable[..., None], layer: str, hidden: int, experts: Exp
     gate_up = {f"{layer}experts.{e}.{name}": ffn for e in every for name in ("gate", "up")}
     add(layer + "experts_gate_up", gate_up, hidden)
     add(layer + "experts_down", {f"{layer}experts.{e}.down": hidden for e in every}, ffn)
-    if shared:
+    if experts.scores == "sigmoid":
+        add(layer + "correction", {layer + "correction": experts.num_experts})
+    if experts.shared_gated:
         add(layer + "shared_router", {layer + "shared_router": 1}, hidden)
+    if shared:
         add(layer + "shared_gate_up", {layer + "shared.gate": shared, layer + "shared.up": shared}, hidden)
         add(layer + "shared_down", {layer + "shared.down": hidden}, shared)
 

@@ -45,6 +45,8 @@ class GpuBackend:
             raise ConfigError("--quantization is for machines without a GPU so far: leave it out, or use --device cpu")
         if source.spec.layer_windows is not None:
             raise ConfigError("layers with different sliding windows are for machines without a GPU so far")
+        if source.spec.latent is not None:
+            raise ConfigError("latent attention is for machines without a GPU so far: use --device cpu")
         self._config, self._source = config, source
         self._shapes = layout(source.spec)
         elements = sum(prod(shape) for shape in self._shapes.values())

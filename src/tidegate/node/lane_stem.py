@@ -23,7 +23,7 @@ import torch
 
 from tidegate.device.memory import SharedMemory
 from tidegate.device.pool import Pool
-from tidegate.kernels.cpu_attention import decode_kernel
+from tidegate.kernels.cpu_backend import compile_ahead
 from tidegate.kernels.linear import Linear
 from tidegate.models.linears import linears
 from tidegate.models.registry import prepare
@@ -69,7 +69,7 @@ class LaneStem:
     def _prepare(self, init: wire.LaneInit) -> tuple[dict[str, torch.Tensor], Pool, Mapping[str, Linear]]:
         weights, pool = SharedMemory(self._memory_fd, init.shared_bytes).open_pool(init.pool, init.regions)
         model = init.model
-        decode_kernel(model.head_dim, model.num_heads // model.num_kv_heads, init.pool.block_size)
+        compile_ahead(model, init.pool.block_size)
         prepare(model)
         self._shared = weights, pool, linears(model, weights)
         gc.collect()
