@@ -1,5 +1,6 @@
 """A machine without a GPU: weights and KV in a memory file, lanes as processes on sets of cores."""
 
+from tidegate.base.errors import ConfigError
 from tidegate.base.specs import PoolSpec
 from tidegate.device.core_sets import CoreSets
 from tidegate.device.memory import SharedMemory, lay_out, region_bytes
@@ -29,6 +30,10 @@ class CpuBackend:
     sharing = "core sets"
 
     def __init__(self, config: EngineConfig, source: ModelSource) -> None:
+        if config.dtype not in ("auto", "float32"):
+            raise ConfigError(f"--dtype {config.dtype} needs a GPU: without one, models compute in float32")
+        if config.sharing != "auto":
+            raise ConfigError(f"--sharing {config.sharing} needs a GPU: without one, lanes divide the cores (auto)")
         self._source = source
         self._cores = CoreSets(config.cores).cores
         self._stored = stored(source.spec, config.quantization)

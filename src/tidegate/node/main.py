@@ -38,7 +38,7 @@ def run(channel: wire.Channel, config: EngineConfig) -> None:
     source = open_model(config.model, config.load_format, config.seed)
     tokenizer = source.tokenizer_dir or source.gguf_file
     channel.send(wire.ModelFound(str(tokenizer) if tokenizer else None))
-    backend = make_backend(config, source)
+    backend = make_backend(config, source, progress)
     pool = backend.size_pool(config)
     core = Core(core_config(config, backend.traits, source.spec.vocab_size, pool))
 

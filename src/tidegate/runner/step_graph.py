@@ -3,7 +3,7 @@ decode rows. A batch is put into the smallest graph that holds it; what it does 
 writes only a block and a slot that belong to nobody.
 """
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from tidegate.base.batch import Batch
 from tidegate.base.specs import ModelSpec
+from tidegate.device.gpu_memory import borrowed
 from tidegate.device.pool import Pool
 from tidegate.kernels.flashinfer_attention import (
     DecodeRows,
@@ -21,20 +22,7 @@ from tidegate.kernels.flashinfer_attention import (
     Workspace,
 )
 from tidegate.models.registry import Model
-
-MAX_SLICES = 16  # prompts in one step
-
-
-class StepShape(NamedTuple):
-    prefill_tokens: int
-    decodes: int
-
-
-class Scratch(NamedTuple):
-    """What padding uses: a block and a slot that the core never gives away."""
-
-    block: int
-    slot: int
+from tidegate.runner.shapes import MAX_SLICES, Scratch, StepShape
 
 
 class _Layout:
@@ -60,7 +48,7 @@ class _Layout:
 
 
 class StepGraph:
-    """Not thread-safe: belongs to one lane's stream."""
+    """Not thread-safe: belongs to one lane. Made, warmed up and captured on one stream, replayed on any."""
 
     def __init__(
         self, spec: ModelSpec, model: Model, attention: SwitchedAttention, pool: Pool, shape: StepShape,
@@ -86,25 +74,31 @@ class StepGraph:
             pool.kv, self._of("places"), shape.prefill_tokens, self._prefill, self._decode
         )
         self._graph = torch.cuda.CUDAGraph()
-        self.logits = torch.empty(0)  # float32 [rows that may sample, vocab], after a replay
+        # After a replay, until the next replay of any of the lane's graphs:
+        self.logits = torch.empty(0)  # float32 [rows that may sample, vocab]
         self.tokens = torch.empty(0)  # int64 [rows that may sample]: the greedy choice
 
     # ---- capture
 
-    def capture(self, stream: torch.cuda.Stream, memory: Any) -> None:
-        """Records the step on ``stream``; kernels stay on that stream's part of the device. ``memory``: the pool of
-        graph memory that the lane's graphs share."""
+    def warm_up(self) -> None:
+        """Runs an empty step on the current stream, without waiting for it: compiles and sets up what a capture may
+        not. Uses the workspaces."""
+        self._load_padding()
         self._attention.current = self._graph_attention
-        with torch.cuda.stream(stream):
-            self._load_padding()
-            if self._prefill is not None:
-                self._prefill.plan_shape(MAX_SLICES)
-            if self._decode is not None:
-                self._decode.plan_shape()
-            self._compute()  # compiles and sets up what a capture may not
-            stream.synchronize()
-            with torch.cuda.graph(self._graph, pool=memory, stream=stream, capture_error_mode="thread_local"):
-                self.logits, self.tokens = self._compute()
+        self._compute()
+
+    def capture(self, memory: Any) -> None:
+        """Records the step on the current stream; kernels stay on that stream's part of the device. ``memory``: the
+        pool of graph memory that the lane's graphs share. Neither waits for the device nor gives it any work: torch's
+        own context manager would do both."""
+        self._attention.current = self._graph_attention
+        self._graph.capture_begin(memory, capture_error_mode="thread_local")
+        try:
+            logits, tokens = self._compute()
+        finally:
+            self._graph.capture_end()
+        # Borrowed, so that the memory of one graph's results is the next one's too: logits are what is largest here.
+        self.logits, self.tokens = borrowed(logits), borrowed(tokens)
 
     def _compute(self) -> tuple[torch.Tensor, torch.Tensor]:
         store, split = self._pool.tokens, self.shape.prefill_tokens
