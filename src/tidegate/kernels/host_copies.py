@@ -15,7 +15,7 @@ def to_device(array: NDArray[Any], device: torch.device) -> torch.Tensor:
     host = torch.from_numpy(array)
     if device.type == "cpu":
         return host
-    return host.pin_memory().to(device, non_blocking=True)
+    return (host.pin_memory() if device.type == "cuda" else host).to(device, non_blocking=True)
 
 
 def to_host(tensor: torch.Tensor) -> torch.Tensor:

@@ -109,7 +109,6 @@ class LaneThreads:
                 self._run(runner, moves, item)
             else:
                 moves.aim(self._place(item))
-        self._enqueued.put(None)
 
     def _start(self) -> tuple[LaneRunner, Moves]:
         plan = self._plan
@@ -168,6 +167,8 @@ class LaneThreads:
         except Exception as error:
             traceback.print_exc()
             self._post(LaneGone(self._name, f"{type(error).__name__}: {error}"))
+        finally:
+            self._enqueued.put(None)  # no more will come: the other thread ends too
 
 
 class GpuLanes:
