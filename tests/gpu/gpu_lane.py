@@ -4,12 +4,10 @@ import torch
 
 from tidegate.base.batch import Batch, Slice
 from tidegate.base.specs import PoolSpec
-from tidegate.device.green_contexts import SmParts
 from tidegate.device.places import FORMS, Places
 from tidegate.device.pool import Pool, kv_shape
 from tidegate.models.sources import open_model
 from tidegate.models.weights import layout
-from tidegate.runner.gpu_runner import GpuRunner
 from tidegate.runner.shapes import Scratch, shape_for
 
 BLOCKS, SEQS, LENGTH = 600, 8, 1024
@@ -19,6 +17,9 @@ class Lane:
     """Slot s owns blocks 64 s to 64 s + 63."""
 
     def __init__(self, path):
+        from tidegate.device.green_contexts import SmParts  # only where there is a GPU
+        from tidegate.runner.gpu_runner import GpuRunner
+
         source = open_model(path)
         spec = PoolSpec(BLOCKS + 1, 16, SEQS + 1, LENGTH, "bfloat16")
         weights = {

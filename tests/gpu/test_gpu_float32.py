@@ -2,8 +2,8 @@
 
 import pytest
 import torch
-from conftest import tiny
 from engine_driver import EngineDriver, mixed_prompts, reference
+from gpu_models import tiny
 
 from tidegate.base.batch import Batch, Slice
 from tidegate.base.specs import PoolSpec

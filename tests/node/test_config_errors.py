@@ -47,7 +47,7 @@ def test_settings_that_do_not_fit_the_machine(tiny_config, asked, words):
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 def test_a_gpu_that_is_not_there(tiny_config):
-    with pytest.raises(ConfigError, match="no GPU can be used: .* --device cpu"):
+    with pytest.raises(ConfigError, match=r"no GPU can be used: .* --device cpu"):
         asyncio.run(start_engine(EngineConfig(model=tiny_config, load_format="dummy", device="cuda")))
 
 

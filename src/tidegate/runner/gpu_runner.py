@@ -15,7 +15,7 @@ from tidegate.models.registry import build_model
 from tidegate.runner.lane_runner import Enqueued
 from tidegate.runner.sampler import Sampled, Sampler
 from tidegate.runner.shapes import Scratch, StepShape, shape_for
-from tidegate.runner.step_graph import StepGraph
+from tidegate.runner.step_graph import Staging, StepGraph
 
 CAPTURE = threading.Lock()  # CUDA takes one capture at a time
 WORKSPACE_BYTES = 256 << 20
@@ -33,6 +33,7 @@ class GpuRunner:
         self._sampler = Sampler(pool.tokens, spec.vocab_size)
         partial = torch.empty(WORKSPACE_BYTES, dtype=torch.uint8, device=pool.kv.device)
         self._workspaces = Workspace(partial), Workspace(partial)
+        self._staging = Staging()
         self._memory = torch.cuda.graph_pool_handle()
         self._graphs: dict[tuple[StepShape, Place], StepGraph] = {}
         self._warm: set[StepShape] = set()  # shapes whose kernels have run, somewhere
@@ -82,8 +83,9 @@ class GpuRunner:
         assert there is not None
         with CAPTURE, torch.cuda.stream(there):
             graph = StepGraph(
-                self._spec, self._model, self._attention, self._pool, shape, self._scratch, self._workspaces
-            )
+                self._spec, self._model, self._attention, self._pool, shape, self._scratch, self._workspaces,
+                self._staging,
+            )  # fmt: skip
             if shape not in self._warm:
                 if self._last is not None:
                     self._last.synchronize()  # the workspaces are about to be used

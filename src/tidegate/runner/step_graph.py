@@ -47,19 +47,34 @@ class _Layout:
         self.fixed = self.spans["p_indices"][0]  # everything before the block lists is copied whole
 
 
+class Staging:
+    """Page-locked memory in which a lane's steps are laid out, in two buffers in turn: one is filled while the copy of
+    the other may be pending. Shared by all graphs, so that capturing one makes the driver lock no pages."""
+
+    def __init__(self) -> None:
+        self._buffers = [torch.empty(0, dtype=torch.int32) for _ in range(2)]
+
+    def next(self, size: int) -> torch.Tensor:
+        """int32 [size], of any content."""
+        self._buffers.reverse()
+        if len(self._buffers[0]) < size:
+            self._buffers[0] = torch.empty(size, dtype=torch.int32, pin_memory=True)
+        return self._buffers[0][:size]
+
+
 class StepGraph:
     """Not thread-safe: belongs to one lane. Made, warmed up and captured on one stream, replayed on any."""
 
     def __init__(
         self, spec: ModelSpec, model: Model, attention: SwitchedAttention, pool: Pool, shape: StepShape,
-        scratch: Scratch, workspaces: tuple[Workspace, Workspace],
+        scratch: Scratch, workspaces: tuple[Workspace, Workspace], staging: Staging,
     ) -> None:  # fmt: skip
         self.shape = shape
         self._model, self._attention, self._pool, self._scratch = model, attention, pool, scratch
         device, per_seq = pool.kv.device, pool.spec.max_blocks_per_seq
         self._layout = _Layout(shape, MAX_SLICES * per_seq, shape.decodes * per_seq)
         self._meta = torch.zeros(self._layout.size, dtype=torch.int32, device=device)
-        self._hosts = [torch.zeros(self._layout.size, dtype=torch.int32, pin_memory=True) for _ in range(2)]
+        self._staging = staging
         block_size, dtype = pool.spec.block_size, pool.kv.dtype
         self._prefill = self._decode = None
         if shape.prefill_tokens:
@@ -118,9 +133,9 @@ class StepGraph:
 
         Returns the row of ``logits`` and ``tokens`` of each sampled row, in the batch's order.
         """
-        host = self._hosts[0].numpy()
-        self._hosts.reverse()
-        view = {name: host[a:b] for name, (a, b) in self._layout.spans.items()}
+        host = self._staging.next(self._layout.size)
+        array = host.numpy()
+        view = {name: array[a:b] for name, (a, b) in self._layout.spans.items()}
         self._fill_padding(view)
         size, split = self._pool.spec.block_size, self.shape.prefill_tokens
         sampled_rows: list[int] = []
@@ -171,7 +186,7 @@ class StepGraph:
             view["d_indices"][listed : listed + padding] = self._scratch.block
             view["d_indptr"][decodes + 1 :] = listed + 1 + np.arange(padding)
             listed += padding
-        self._send(blocks, listed, kv_lens, context_lens)
+        self._send(host, blocks, listed, kv_lens, context_lens)
         return sampled_rows
 
     def replay(self) -> None:
@@ -199,9 +214,9 @@ class StepGraph:
         self.load(Batch(0, 1.0, [], [], [], [], []), np.zeros((1, 1), dtype=np.int32))
 
     def _send(
-        self, prefill_blocks: int, decode_blocks: int, kv_lens: NDArray[np.int32], context_lens: NDArray[np.int32]
-    ) -> None:
-        host = self._hosts[1]  # the one just filled
+        self, host: torch.Tensor, prefill_blocks: int, decode_blocks: int, kv_lens: NDArray[np.int32],
+        context_lens: NDArray[np.int32],
+    ) -> None:  # fmt: skip
         spans = self._layout.spans
         self._copy(host, 0, self._layout.fixed)
         if self._prefill is not None:
