@@ -49,7 +49,8 @@ def plot(file: Path, title: str, limits: list[Limits], points: list[Point]) -> N
     mpl.use("Agg")
     import matplotlib.pyplot as plt
 
-    figure, panels = plt.subplots(1, len(limits), figsize=(5 * len(limits), 4.4), sharey=True, squeeze=False)
+    size = (5 * len(limits) + 1.5, 4.4)
+    figure, panels = plt.subplots(1, len(limits), figsize=size, sharey=True, squeeze=False, layout="constrained")
     for panel, limit in zip(panels[0], limits, strict=True):
         panel.axvline(limit.decode_ms, color="0.6", linestyle=":", label="decode alone")
         panel.axhline(limit.prefill_tokens_per_s / 1e3, color="0.6", linestyle="--", label="prefill alone")
@@ -62,7 +63,6 @@ def plot(file: Path, title: str, limits: list[Limits], points: list[Point]) -> N
         panel.set_ylim(bottom=0)
         panel.grid(alpha=0.3)
     panels[0][0].set_ylabel("prefill (thousand tokens/s)")
-    panels[0][-1].legend(loc="lower right")
+    figure.legend(*panels[0][0].get_legend_handles_labels(), loc="outside right center")
     figure.suptitle(title)
-    figure.tight_layout()
     figure.savefig(file, dpi=120)

@@ -34,7 +34,8 @@ def report() -> Iterator[tuple[str, str]]:
     yield "gpu memory", f"{total / 2**30:.1f} GiB, {free / 2**30:.1f} GiB free"
     yield "flashinfer", _version("flashinfer-python") or "not installed: pip install 'tidegate[cuda]'"
     yield "triton", _version("triton") or "not installed"
-    yield "lanes", "threads of one process, each step one CUDA graph"
+    steps = "each step one CUDA graph" if _version("flashinfer-python") else "step by step, kernel by kernel: slow"
+    yield "lanes", f"threads of one process, {steps}"
     yield "sharing", _green_contexts()
 
 

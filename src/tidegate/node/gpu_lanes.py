@@ -40,7 +40,7 @@ class LanePlan:
     make: Callable[[], LaneRunner]
     place: Callable[[float], Place]  # where it runs that has this share
     share: float  # its own while another lane runs; 1 for the only lane
-    ladder: Sequence[StepShape]  # prepared in both places before it serves
+    ladder: Sequence[StepShape]  # prepared before it serves, in both places
     progress: Callable[[float], None]
     count_sms: Callable[[Place], CountSms]
     reserved_bytes: Callable[[], int]  # of the device's memory, by all lanes
@@ -114,11 +114,14 @@ class LaneThreads:
         plan = self._plan
         runner = plan.make()
         whole, beside = self._place(1.0), self._place(plan.share)
-        wanted = [(shape, place) for place in dict.fromkeys((whole, beside)) for shape in plan.ladder]
+        apart = [shape for shape in plan.ladder if not shape.hybrid]  # hybrid steps have the whole device
+        wanted = [(shape, whole) for shape in plan.ladder]
+        if beside is not whole:
+            wanted += [(shape, beside) for shape in apart]
         for i, (shape, place) in enumerate(wanted):
             runner.prepare(shape, place)
             plan.progress((i + 1) / len(wanted))
-        return runner, Moves(runner.prepared, plan.ladder, whole, beside)
+        return runner, Moves(runner.prepared, apart, whole, beside)
 
     def _run(self, runner: LaneRunner, moves: Moves, batch: Batch) -> None:
         came = now_s()

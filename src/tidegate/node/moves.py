@@ -16,7 +16,7 @@ class Moves:
     def __init__(
         self, prepared: Callable[[StepShape, Place], bool], ladder: Sequence[StepShape], whole: Place, beside: Place
     ) -> None:
-        """``whole`` and ``beside`` are prepared for the whole ladder; the lane runs ``beside`` while another does."""
+        """``ladder``: the shapes of the lane's steps beside another lane, for which ``beside`` is prepared already."""
         self._prepared, self._ladder, self._whole = prepared, ladder, whole
         self._parts = [beside]  # that steps have run in or may, the latest last
         self._lately: tuple[StepShape, ...] = ()

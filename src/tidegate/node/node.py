@@ -92,7 +92,7 @@ class Node:
                     self._lanes.launch(lane, batch)
                 case Emit(outputs):
                     self._server.send(wire.Outputs(outputs))
-                case Resize(shares):
+                case Resize(shares) if len(self._core.mode.lanes) > 1:
                     self._lanes.prepare_shares(shares)
                 case Wake(lane):
                     self._lanes.start(lane)

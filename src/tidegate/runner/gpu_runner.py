@@ -91,6 +91,7 @@ class GpuRunner:
                     self._last.synchronize()  # the workspaces are about to be used
                 graph.warm_up()
                 there.synchronize()
+                torch.cuda.empty_cache()  # what it took lies idle: captured steps have memory of their own
                 self._warm.add(shape)
             graph.capture(self._memory)
         stream.wait_stream(there)  # the graph's buffers have been filled there

@@ -14,6 +14,10 @@ class StepShape(NamedTuple):
     prefill_tokens: int
     decodes: int
 
+    @property
+    def hybrid(self) -> bool:
+        return bool(self.prefill_tokens and self.decodes)
+
 
 class Scratch(NamedTuple):
     """What padding uses: a block and a slot that the core never gives away."""
