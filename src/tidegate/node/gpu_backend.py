@@ -85,21 +85,30 @@ class GpuBackend:
         places = Places(parts, self._form)
         progress("preparing attention kernels", 0.0)
         self._why_eager = why_no_graphs(self._source.spec, getattr(torch, self._dtype), self._device)
-        if self._why_eager:
-            progress(f"steps will not be graphs, and much slower: {self._why_eager}", 0.0)
-        weights, pool = self._load(progress)
+        try:
+            weights, pool = self._load(progress)
+        except torch.OutOfMemoryError as error:
+            raise ConfigError(
+                "the GPU's memory did not suffice to read the weights: lower --gpu-memory-utilization, or end what "
+                "else uses the GPU"
+            ) from error
         make = self._runners(weights, pool)
         alone = len(lanes) == 1
 
         def plan(lane: str) -> LanePlan:
             share = self._config.prefill_share if lane == "P" else 1.0 - self._config.prefill_share
             stage = f"capturing graphs of lane {lane}"
+
+            def told(fraction: float) -> None:
+                if lane in lanes:  # one that a later mode needs starts while the node's loop talks to the server
+                    progress(stage, fraction)
+
             return LanePlan(
                 make=make,
                 place=lambda share: places.of(lane, share),
-                share=1.0 if alone else share,
+                share=1.0 if alone and lane in lanes else share,
                 ladder=[] if self._why_eager else self._ladder(lane, alone),
-                progress=lambda fraction: progress(stage, fraction),
+                progress=told,
                 count_sms=_count_sms,
                 reserved_bytes=lambda: torch.cuda.memory_reserved(self._device),
             )
