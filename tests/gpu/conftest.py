@@ -19,9 +19,19 @@ def pytest_collection_modifyitems(items):
                 item.add_marker(pytest.mark.skip(reason=missing))
 
 
-@pytest.fixture(scope="session", params=["llama", "qwen2", "qwen3"])
-def tiny_on_gpu(request, tmp_path_factory):
-    model = tiny(request.param, **({"num_attention_heads": 4, "head_dim": 128} if request.param == "qwen2" else {}))
-    folder = tmp_path_factory.mktemp(request.param)
+def on_gpu(kind, tmp_path_factory):
+    """A directory, and transformers' model of it."""
+    model = tiny(kind, **({"num_attention_heads": 4, "head_dim": 128} if kind == "qwen2" else {}))
+    folder = tmp_path_factory.mktemp(kind)
     model.save_pretrained(folder)
     return str(folder), model.cuda()
+
+
+@pytest.fixture(scope="session", params=["llama", "qwen2", "qwen3"])
+def family_on_gpu(request, tmp_path_factory):
+    return on_gpu(request.param, tmp_path_factory)
+
+
+@pytest.fixture(scope="session")
+def tiny_on_gpu(tmp_path_factory):
+    return on_gpu("llama", tmp_path_factory)

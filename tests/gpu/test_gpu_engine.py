@@ -5,7 +5,7 @@ import itertools
 
 import pytest
 import torch
-from engine_driver import EngineDriver, mixed_prompts
+from engine_driver import SLO, EngineDriver, mixed_prompts
 
 from tidegate.node.config import EngineConfig
 from tidegate.policy.modes import MODES
@@ -14,7 +14,8 @@ MAX_TOKENS = 24
 
 
 def config(model, **more):
-    return EngineConfig(model=model, device="cuda", max_model_len=2100, num_blocks=1500, max_num_seqs=40, **more)
+    asked = {"max_model_len": 2100, "num_blocks": 1500, "max_num_seqs": 40, "slo": SLO}
+    return EngineConfig(model=model, device="cuda", **asked | more)
 
 
 @torch.inference_mode()
@@ -38,8 +39,8 @@ async def move_shares(engine):
         await asyncio.sleep(0.02)
 
 
-def test_tokens_are_transformers_in_every_mode_and_share(tiny_on_gpu):
-    path, model = tiny_on_gpu
+def test_tokens_are_transformers_in_every_mode_and_share(family_on_gpu):
+    path, model = family_on_gpu
     prompts = mixed_prompts(32, 2000, 1000)
     by_mode = {}
     with EngineDriver(config(path, prefix_caching=False)) as engine:

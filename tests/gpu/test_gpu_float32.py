@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from engine_driver import EngineDriver, mixed_prompts, reference
+from engine_driver import SLO, EngineDriver, mixed_prompts, reference
 from gpu_models import tiny
 
 from tidegate.base.batch import Batch, Slice
@@ -56,7 +56,7 @@ def test_tokens_are_transformers_in_every_mode(small):
     path, model = small
     references = [reference(model, prompt, MAX_TOKENS) for prompt in mixed_prompts(16, 1000, 1000)]
     asked = EngineConfig(
-        model=path, device="cuda", dtype="float32", max_model_len=1100, num_blocks=1200, max_num_seqs=20
+        model=path, device="cuda", dtype="float32", max_model_len=1100, num_blocks=1200, max_num_seqs=20, slo=SLO
     )
     with EngineDriver(asked) as engine:
         assert "float32" in engine.engine.info.device and "without graphs" in engine.engine.info.device
