@@ -168,6 +168,11 @@ def add_serve(command: argparse.ArgumentParser) -> None:
         metavar="N",
         help="requests that may wait; more get a 429 (default: 1024)",
     )
+    group.add_argument(
+        "--reject-unreachable",
+        action="store_true",
+        help="answer 429 at once to a request that is predicted to miss its TTFT by half or more",
+    )
 
     group = command.add_argument_group("memory")
     group.add_argument("--block-size", type=int, default=16, metavar="TOKENS", help="of a KV block (default: 16)")
@@ -330,6 +335,7 @@ def engine_config(arguments: argparse.Namespace, model: str) -> EngineConfig:
         max_num_seqs=arguments.max_num_seqs,
         max_num_batched_tokens=arguments.max_num_batched_tokens,
         max_waiting=arguments.max_waiting,
+        reject_unreachable=arguments.reject_unreachable,
         slice_ms=arguments.slice_ms,
         block_size=arguments.block_size,
         gpu_memory_utilization=arguments.gpu_memory_utilization,

@@ -24,6 +24,7 @@ class Stats(msgspec.Struct):
     waiting: int = 0
     prefilling: int = 0
     decoding: int = 0
+    predicted_ttft_s: float = 0.0  # of a prompt of the mean length of late, if it arrived now
     blocks_total: int = 0
     blocks_free: int = 0
     blocks_cached: int = 0  # hold a cached prefix that no request is using now

@@ -22,6 +22,7 @@ class EngineConfig(msgspec.Struct, frozen=True):
     max_num_seqs: int | None = None  # None: as suits the device
     max_num_batched_tokens: int | None = None  # the same
     max_waiting: int = 1024
+    reject_unreachable: bool = False  # refuse requests that are predicted to miss their TTFT by far
     slice_ms: float | None = None  # the same
     block_size: int = 16
     gpu_memory_utilization: float | None = None  # of the device's memory, for weights and KV together

@@ -87,6 +87,7 @@ def core_config(config: EngineConfig, traits: Traits, vocab_size: int, pool: Poo
         prefix_caching=config.prefix_caching,
         prefix_secret=os.urandom(32),
         max_waiting=config.max_waiting,
+        reject_unreachable=config.reject_unreachable,
         slice_seconds=config.slice_ms / 1e3 if config.slice_ms is not None else traits.slice_seconds,
         min_slice_tokens=traits.min_slice_tokens,
         slice_quantum_tokens=traits.slice_quantum_tokens,

@@ -39,9 +39,13 @@ class Order(Protocol):
         """Ascending in a queue. Read again when its prefill advances, and when it turns ``late``."""
         ...
 
+    def rank(self, prompts: Sequence[Any], now: float, outlook: Outlook) -> list[Any]:
+        """``prompts``, which ascend by key, in the order in which they will be served if nobody else comes. Marks
+        those that have become late."""
+        ...
+
     def arrange(self, prompts: Sequence[Any], now: float, outlook: Outlook) -> list[Any]:
-        """``prompts``, which ascend by key, in the order in which they are to be served. Marks those that
-        have become late."""
+        """The same for the batch that is being made: it may be the turn of one whose rank is low."""
         ...
 
     def served(self, prompt: Prompt, tokens: int) -> None:
@@ -54,6 +58,9 @@ class ByKey:
 
     def key(self, prompt: Prompt) -> float:
         raise NotImplementedError
+
+    def rank(self, prompts: Sequence[Any], now: float, outlook: Outlook) -> list[Any]:
+        return list(prompts)
 
     def arrange(self, prompts: Sequence[Any], now: float, outlook: Outlook) -> list[Any]:
         return list(prompts)
@@ -87,19 +94,19 @@ class BySlack:
 
     Prompts are taken by deadline; whenever the one just taken would be late, the longest of those taken is put off.
     Those that were put off come next, and those that are late in any case last, by arrival: but so that none starves,
-    late ones get ``LATE_SHARE`` of the tokens whenever there are any.
+    late ones get ``LATE_SHARE`` of the tokens whenever there are any, first come first served.
     """
 
     LATE_SHARE = 1 / 16
     FAR = 1e12  # later than any deadline: where late prompts wait
 
     def __init__(self) -> None:
-        self._due = 0.0  # tokens that late prompts have to their credit
+        self._due = 0.0  # tokens that late prompts may have before others
 
     def key(self, prompt: Prompt) -> float:
         return self.FAR + prompt.arrived_s if prompt.late else prompt.deadline_s
 
-    def arrange(self, prompts: Sequence[Any], now: float, outlook: Outlook) -> list[Any]:
+    def rank(self, prompts: Sequence[Any], now: float, outlook: Outlook) -> list[Any]:
         kept: list[tuple[float, Any]] = []
         put_off: list[Any] = []
         late: list[Any] = []
@@ -117,12 +124,16 @@ class BySlack:
                 kept.remove(longest)
                 put_off.append(longest[1])
                 total_s -= longest[0]
-        first = [prompt for _, prompt in kept]
-        if not late:
+        return [*(prompt for _, prompt in kept), *put_off, *late]
+
+    def arrange(self, prompts: Sequence[Any], now: float, outlook: Outlook) -> list[Any]:
+        ranked = self.rank(prompts, now, outlook)
+        first_late = next((i for i, prompt in enumerate(ranked) if prompt.late), None)
+        if first_late is None:
             self._due = 0.0
         elif self._due > 0:
-            return [late[0], *first, *put_off, *late[1:]]
-        return [*first, *put_off, *late]
+            ranked.insert(0, ranked.pop(first_late))
+        return ranked
 
     def served(self, prompt: Prompt, tokens: int) -> None:
         if prompt.late:

@@ -94,6 +94,9 @@ class AutoGate(Gate):
     def observe(self, seen: Observation) -> None:
         self.belief.observe(seen)
 
+    def first_token(self, ttft_s: float, now: float) -> None:
+        pass
+
     def ended(self, request: Ended, now: float) -> None:
         pass
 
