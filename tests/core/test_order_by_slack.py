@@ -9,9 +9,10 @@ from tidegate.policy.order import BySlack
 
 
 class Prompt:
-    def __init__(self, tokens, deadline_s, arrived_s=0.0):
+    def __init__(self, tokens, deadline_s, arrived_s=0.0, priority=0, begun=False):
         self.arrived_s, self.deadline_s, self.late = arrived_s, deadline_s, False
         self.launched, self.remaining = 0, tokens
+        self.priority, self.begun = priority, begun
 
 
 class ASecondAToken:
@@ -95,3 +96,21 @@ def test_asking_for_the_rank_takes_nobodys_turn():
     order.served(fresh, 32)
     assert order.rank(waiting(order, [fresh, late]), 0.0, ASecondAToken()) == [fresh, late]
     assert order.arrange(waiting(order, [fresh, late]), 0.0, ASecondAToken()) == [late, fresh]
+
+
+def test_somebody_who_is_reading_comes_first_however_late():
+    order = BySlack()
+    reading, urgent = Prompt(50, 5.0, begun=True), Prompt(10, 100.0, arrived_s=20.0)
+    queue = waiting(order, [urgent, reading])
+    assert order.arrange(queue, 20.0, ASecondAToken()) == [reading, urgent]
+    assert not reading.late
+
+
+def test_late_prompts_of_one_class_do_not_use_up_what_is_due_to_another():
+    order = BySlack()
+    late = Prompt(10, 1.0, priority=1)
+    others = [Prompt(1, 1000.0, priority=1) for _ in range(3)]
+    order.arrange(waiting(order, [late, *others]), 5.0, ASecondAToken())
+    order.served(others[0], 1000)
+    order.arrange([Prompt(1, 1000.0, priority=0)], 5.0, ASecondAToken())  # nobody in this class is late
+    assert order.arrange(waiting(order, [late, *others]), 5.0, ASecondAToken())[0] is late

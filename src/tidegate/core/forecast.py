@@ -15,18 +15,23 @@ NEWEST = 1 << 62  # as a place in the order of arrival: behind everybody
 class Newcomer:
     """A prompt that is not in the queue, or a copy of one that is (``policy.order.Prompt``)."""
 
-    __slots__ = ("arrived_s", "deadline_s", "late", "launched", "order_key", "remaining")
+    __slots__ = ("arrived_s", "begun", "deadline_s", "late", "launched", "order_key", "remaining")
 
     def __init__(self, arrived_s: float, deadline_s: float, launched: int, remaining: int, late: bool = False) -> None:
         self.arrived_s, self.deadline_s, self.late = arrived_s, deadline_s, late
         self.launched, self.remaining = launched, remaining
+        self.begun = False
         self.order_key: tuple[int, float, int] = (0, 0.0, 0)
 
     @classmethod
     def like(cls, request: Request) -> "Newcomer":
         copy = cls(request.arrived_s, request.deadline_s, request.launched, request.remaining, request.late)
-        copy.order_key = request.order_key
+        copy.order_key, copy.begun = request.order_key, request.begun
         return copy
+
+    @property
+    def priority(self) -> int:
+        return self.order_key[0]
 
 
 class Forecast:
