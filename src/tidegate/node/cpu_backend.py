@@ -16,21 +16,23 @@ FLOAT_BYTES = 4
 
 
 class CpuBackend:
-    traits = Traits(
-        slice_seconds=0.2,
-        min_slice_tokens=32,
-        slice_quantum_tokens=16,
-        max_slices=1 << 20,
-        max_prefill_tokens=1 << 20,
-        prefill_tokens_per_s=500.0,
-        max_num_seqs=64,
-        max_num_batched_tokens=2048,
-    )
     sharing = "core sets"
 
     def __init__(self, config: EngineConfig, source: ModelSource) -> None:
         self._source = source
-        self._cores = CoreSets(config.cores).cores
+        cores = CoreSets(config.cores)
+        self._cores = cores.cores
+        self.traits = Traits(
+            slice_seconds=0.2,
+            min_slice_tokens=32,
+            slice_quantum_tokens=16,
+            max_slices=1 << 20,
+            max_prefill_tokens=1 << 20,
+            prefill_tokens_per_s=500.0,
+            max_num_seqs=64,
+            max_num_batched_tokens=2048,
+            shares=cores.shares(),
+        )
         self._stored = stored(source.spec, config.quantization)
         self.weight_bytes = stored_bytes(source.spec, config.quantization)
         self.kv_bytes = 0

@@ -16,7 +16,7 @@ from typing import NamedTuple
 from tidegate.slo.belief import Belief
 from tidegate.slo.gate import Allowance, Ended, Gate, Limits, Load, Observation, Outlook
 from tidegate.slo.goodput import Metric, Slo
-from tidegate.slo.latency import Costs, Division, LatencyModel, Work
+from tidegate.slo.latency import Costs, Division, Work
 
 
 class Option(NamedTuple):
@@ -72,14 +72,13 @@ class AutoGate(Gate):
     ADVANTAGE = 1.05
     CHUNK = 2048  # prompt tokens of a batch at which a device is at full speed
 
-    def __init__(self, limits: Limits, slo: Slo, model: LatencyModel) -> None:
-        self.limits, self.slo, self.model = limits, slo, model
-        self.belief = Belief(model)
+    def __init__(self, limits: Limits, slo: Slo, belief: Belief) -> None:
+        self.limits, self.slo, self.belief, self.model = limits, slo, belief, belief.model
         self.name = "auto"
         self.choices: dict[str, int] = {}
         self.moves = 0
         self._division: Division | None = None  # in force; None: fused
-        self._pace = Pace(model.whole, self._chunk, 1.0, 0.0)
+        self._pace = Pace(self.model.whole, self._chunk, 1.0, 0.0)
 
     # ---- Gate
 
@@ -92,7 +91,7 @@ class AutoGate(Gate):
         return self._slice_beside(load) if load.lane == "P" else self._step(load)
 
     def observe(self, seen: Observation) -> None:
-        self.belief.observe(seen)
+        pass
 
     def ended(self, request: Ended, now: float) -> None:
         pass

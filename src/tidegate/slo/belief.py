@@ -3,6 +3,8 @@
 import bisect
 from collections import deque
 
+from tidegate.base.stats import PredictionError
+from tidegate.slo.accuracy import KINDS, kind_of, summary
 from tidegate.slo.gate import Observation
 from tidegate.slo.latency import LatencyModel
 
@@ -32,14 +34,26 @@ class Errors:
 
 
 class Belief:
-    """``model`` with one factor a lane, which follows the lane's mean error."""
+    """``model`` with one factor a lane, which follows the lane's mean error. The core's, which tells it of each batch;
+    gates read it."""
 
     WEIGHT = 0.05  # of a new observation
+    RECENT = 512  # steps of a kind, for ``accuracy``
 
     def __init__(self, model: LatencyModel) -> None:
         self.model = model
         self._factors: dict[str, float] = {}
         self._errors: dict[str, Errors] = {}
+        self._misses: dict[str, deque[float]] = {kind: deque(maxlen=self.RECENT) for kind in KINDS}
+
+    @property
+    def factors(self) -> dict[str, float]:
+        """By lane, of those that have run."""
+        return dict(self._factors)
+
+    def accuracy(self) -> dict[str, PredictionError]:
+        """Of the last steps, factor included, by kind; those that there were."""
+        return {kind: summary(misses) for kind, misses in self._misses.items() if misses}
 
     def factor(self, lane: str) -> float:
         """By which the lane's batches take longer than the model says."""
@@ -53,4 +67,5 @@ class Belief:
         predicted = self.model.seconds(seen.work, seen.lane, seen.share, seen.beside)
         factor = self.factor(seen.lane)
         self._errors.setdefault(seen.lane, Errors()).add(seen.seconds / (predicted * factor))
+        self._misses[kind_of(seen.work, seen.beside)].append(abs(predicted * factor / seen.seconds - 1.0))
         self._factors[seen.lane] = factor + self.WEIGHT * (min(max(seen.seconds / predicted, 0.5), 2.0) - factor)
