@@ -119,17 +119,17 @@ def more(reach: Reach, fine: bool = False) -> list[Trial]:
 def _whole(reach: Reach) -> Iterator[Trial]:
     """4 decode steps, 5 slices, and 2 hybrid ones."""
     usual = reach.usual_new
-    for rows, context in ((1, SHORT), (CROWD, SHORT), (reach.rows, SHORT), (CROWD, LONG)):
+    for rows, context in ((1, SHORT), (CROWD, SHORT), (reach.rows, SHORT), (CROWD, MIDDLE)):
         yield Alone("D", 1.0, reach.cut(rows, context))
     for new, start in ((reach.least_new, 0), (usual // 2, 0), (usual, 0), *_late_slices(reach)):
         yield Alone(reach.prefill_lane, 1.0, reach.cut(new=new, start=start))
     if reach.hybrid:
         yield Alone("D", 1.0, reach.cut(CROWD, SHORT, usual // 2))
-        yield Alone("D", 1.0, reach.cut(CROWD, LONG, reach.least_new, MIDDLE))
+        yield Alone("D", 1.0, reach.cut(CROWD, MIDDLE, reach.least_new, MIDDLE))
 
 
 def _late_slices(reach: Reach) -> tuple[tuple[int, int], ...]:
-    """A long and a short one: what they read of earlier tokens' KV, and what they compute with it, can be told apart."""
+    """A long and a short one, so that reading earlier tokens' KV and computing with it can be told apart."""
     return (reach.usual_new, MIDDLE), (reach.least_new, LONG)
 
 
@@ -138,7 +138,7 @@ def _part(reach: Reach, share: float) -> Iterator[Trial]:
     usual = reach.usual_new
     for new, start in ((reach.least_new, 0), (usual, 0), *_late_slices(reach)):
         yield Alone("P", share, reach.cut(new=new, start=start))
-    for rows, context in ((1, SHORT), (CROWD, SHORT), (reach.rows, SHORT), (CROWD, LONG)):
+    for rows, context in ((1, SHORT), (CROWD, SHORT), (reach.rows, SHORT), (CROWD, MIDDLE)):
         yield Alone("D", 1.0 - share, reach.cut(rows, context))
     yield Both(share, reach.cut(new=usual), reach.cut(CROWD, SHORT))
 
