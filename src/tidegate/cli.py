@@ -1,4 +1,4 @@
-"""The command line: ``tidegate serve MODEL``, ``tidegate profile MODEL``, ``tidegate bench serve``."""
+"""The command line: ``tidegate serve``, ``profile``, ``bench serve``, ``bench goodput``, ``doctor``."""
 
 import argparse
 import asyncio

@@ -10,7 +10,7 @@ from tidegate.node.calibrate import Calibration, sound
 from tidegate.node.measure import Measure
 from tidegate.node.probes import Reach, least, more, unseen
 from tidegate.policy.modes import MODES
-from tidegate.slo.latency import Costs, Division, LatencyModel, Sample, Work
+from tidegate.slo.latency import Costs, Division, LatencyModel, Padding, Sample, Work
 
 SLICE_SECONDS = 0.03
 POOL = PoolSpec(num_blocks=20_000, block_size=16, max_num_seqs=128, max_model_len=8192)
@@ -45,7 +45,7 @@ def calibrated():
         measure = Measure(lanes, pool, reach, vocab_size=1000)
         opened.append(measure)
         measure.wait_for({lane.name for lane in MODES[mode].lanes})
-        calibration = Calibration(measure, lambda: lanes.now, seconds, SLICE_SECONDS, lambda fraction: None)
+        calibration = Calibration(measure, lambda: lanes.now, seconds, SLICE_SECONDS, Padding(), lambda fraction: None)
         return lanes, calibration, calibration.run(reach, fine)
 
     yield run

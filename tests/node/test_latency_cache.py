@@ -11,7 +11,7 @@ from tidegate.base.stats import PredictionError
 from tidegate.node import latency_cache
 from tidegate.node.calibrate import Measured
 from tidegate.node.latency_cache import Key
-from tidegate.slo.latency import rough
+from tidegate.slo.latency import LatencyModel, rough
 
 SPEC = ModelSpec("LlamaForCausalLM", 2, 64, 4, 2, 16, 128, 500, 4096)
 KEY = Key(SPEC, None, "float32", "cpu, 2 cores", "a processor", "core sets", {"D": "PD", "P": "P"}, 64, 16)
@@ -67,7 +67,7 @@ def spoiled(record):
 
 @pytest.mark.parametrize(
     "body",
-    [pytest.param(body, id=what) for what, body in spoiled(latency_cache.Record(latency_cache.FORMAT, KEY, MEASURED))],
+    [pytest.param(body, id=what) for what, body in spoiled(latency_cache.Record.of(KEY, MEASURED))],
 )
 def test_a_file_that_cannot_be_used_is_ignored_with_one_line_and_replaced(caplog, body):
     path = latency_cache.path_of(KEY)
@@ -103,6 +103,8 @@ def test_a_write_that_fails_leaves_what_was_there_and_no_rest(cache, monkeypatch
 def test_a_file_that_was_written_for_somebody_is_read_whatever_it_is_of(tmp_path):
     latency_cache.write(tmp_path / "model.json", KEY, MEASURED)
     assert latency_cache.read(tmp_path / "model.json").measured == MEASURED
+    # It is a latency model, also for who knows nothing of measurements.
+    assert msgspec.json.decode((tmp_path / "model.json").read_bytes(), type=LatencyModel) == MEASURED.model
     (tmp_path / "other.json").write_text('{"format": 1}')
     with pytest.raises(ConfigError, match=r"other\.json is not a latency model"):
         latency_cache.read(tmp_path / "other.json")

@@ -148,7 +148,8 @@ class Core:
         lane = self.lanes[event.lane]
         flight = lane.land(result.id)
         lane.count(flight, result.seconds)
-        seen = Observation(lane.name, flight.share, flight.beside, flight.work, result.seconds)
+        seconds = lane.took(flight, result.seconds, now)
+        seen = Observation(lane.name, flight.share, flight.beside, flight.work, seconds)
         if self.belief is not None:
             self.belief.observe(seen)
         self.gate.observe(seen)

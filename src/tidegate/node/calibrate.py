@@ -11,7 +11,7 @@ from tidegate.base.stats import PredictionError
 from tidegate.node.measure import Measure
 from tidegate.node.probes import Alone, Both, Probe, Reach, Trial, least, more, unseen
 from tidegate.slo.accuracy import errors_by_kind, summary
-from tidegate.slo.latency import LatencyModel, Sample, Work, fit, relative_errors
+from tidegate.slo.latency import LatencyModel, Padding, Sample, Work, fit, relative_errors
 
 UNSEEN_FRACTION = 0.2  # of the time
 LEAST_UNSEEN = 5  # samples, with fewer of which the error is that of the samples fitted to
@@ -40,13 +40,14 @@ class Calibration:
     """One run. ``samples`` were fitted to, ``unseen`` were not."""
 
     def __init__(
-        self, measure: Measure, clock: Callable[[], float], seconds: float, slice_seconds: float,
+        self, measure: Measure, clock: Callable[[], float], seconds: float, slice_seconds: float, padding: Padding,
         progress: Callable[[float], None],
     ) -> None:  # fmt: skip
         """``seconds``: after which no batch is launched any more; but the least is measured however long it takes."""
         self.samples: list[Sample] = []
         self.unseen: list[Sample] = []
         self._measure, self._clock, self._progress = measure, clock, progress
+        self._padding = padding
         self._slice_s, self._longest_s = slice_seconds, LONGEST * slice_seconds
         self._start_s, self._seconds = clock(), seconds
 
@@ -56,11 +57,11 @@ class Calibration:
         for i, trial in enumerate(few):
             self._progress(max(self._passed, i / LEAST_PROGRESS / len(few)))
             self.samples += self._measure.trial(trial, lambda: False)
-        first = fit(self.samples)
+        first = fit(self.samples, self._padding)
         usual = first.whole.most_new(Work(), 0, reach.new, self._slice_s, reach.least_new)
         reach = reach._replace(usual_new=max(usual, reach.least_new))
         self._go_on(first, more(reach, fine), 1.0 - UNSEEN_FRACTION, self.samples)
-        model = fit(sound(self.samples))
+        model = fit(sound(self.samples), self._padding)
         # Where the grid was done early, this is too.
         self._go_on(model, unseen(reach, seed), min(1.0, self._passed / (1.0 - UNSEEN_FRACTION)), self.unseen)
         judged = self.unseen if len(self.unseen) >= LEAST_UNSEEN else self.samples

@@ -1,5 +1,7 @@
 """A machine without a GPU: weights and KV in a memory file, lanes as processes on sets of cores."""
 
+from dataclasses import replace
+
 from tidegate.base.specs import PoolSpec
 from tidegate.device.core_sets import CoreSets
 from tidegate.device.memory import SharedMemory, lay_out, region_bytes
@@ -11,28 +13,30 @@ from tidegate.node.config import EngineConfig
 from tidegate.node.lane_host import LaneHost
 from tidegate.node.process_lanes import ProcessLanes
 from tidegate.node.sizing import host_kv_bytes, pool_of
+from tidegate.slo.latency import Padding
 
 FLOAT_BYTES = 4
 
 
 class CpuBackend:
+    traits = Traits(
+        slice_seconds=0.2,
+        min_slice_tokens=32,
+        slice_quantum_tokens=16,
+        max_slices=1 << 20,
+        max_prefill_tokens=1 << 20,
+        padding=Padding(),
+        prefill_tokens_per_s=500.0,
+        max_num_seqs=64,
+        max_num_batched_tokens=2048,
+    )
     sharing = "core sets"
 
     def __init__(self, config: EngineConfig, source: ModelSource) -> None:
         self._source = source
         cores = CoreSets(config.cores)
         self._cores = cores.cores
-        self.traits = Traits(
-            slice_seconds=0.2,
-            min_slice_tokens=32,
-            slice_quantum_tokens=16,
-            max_slices=1 << 20,
-            max_prefill_tokens=1 << 20,
-            prefill_tokens_per_s=500.0,
-            max_num_seqs=64,
-            max_num_batched_tokens=2048,
-            shares=cores.shares(),
-        )
+        self.traits = replace(self.traits, shares=cores.shares())
         self._stored = stored(source.spec, config.quantization)
         self.weight_bytes = stored_bytes(source.spec, config.quantization)
         self.kv_bytes = 0

@@ -1,6 +1,6 @@
 """Latency models that have been measured, kept in files: by what they were measured on.
 
-A file is JSON: a format version, the key, and the model with its error. ``tidegate profile --out`` writes the same.
+A file is JSON: a format version, the key, the model's error, and the model. ``tidegate profile --out`` writes the same.
 """
 
 import hashlib
@@ -14,7 +14,9 @@ import msgspec
 
 from tidegate.base.errors import ConfigError
 from tidegate.base.specs import ModelSpec
+from tidegate.base.stats import PredictionError
 from tidegate.node.calibrate import Measured
+from tidegate.slo.latency import Costs, Division, LatencyModel
 
 FORMAT = 1  # changes with what a file, or a latency model, means
 
@@ -37,9 +39,26 @@ class Key(msgspec.Struct, frozen=True):
 
 
 class Record(msgspec.Struct, frozen=True):
+    """A file's content: besides what tells of the measurement, the fields of a ``LatencyModel``, so that it is one."""
+
     format: int
     key: Key
-    measured: Measured
+    samples: int
+    unseen: int
+    error: PredictionError
+    by_kind: dict[str, PredictionError]
+    whole: Costs
+    divisions: tuple[Division, ...]
+
+    @classmethod
+    def of(cls, key: Key, measured: Measured) -> "Record":
+        m, model = measured, measured.model
+        return cls(FORMAT, key, m.samples, m.unseen, m.error, m.by_kind, model.whole, model.divisions)
+
+    @property
+    def measured(self) -> Measured:
+        model = LatencyModel(self.whole, self.divisions)
+        return Measured(model, self.samples, self.unseen, self.error, self.by_kind)
 
 
 def folder() -> Path:
@@ -78,7 +97,7 @@ def keep(key: Key, measured: Measured) -> None:
 def write(path: Path, key: Key, measured: Measured) -> None:
     """All of it or nothing, whoever reads or writes at the same time."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    body = msgspec.json.format(msgspec.json.encode(Record(FORMAT, key, measured)), indent=1)
+    body = msgspec.json.format(msgspec.json.encode(Record.of(key, measured)), indent=1)
     with tempfile.NamedTemporaryFile(dir=path.parent, prefix=path.name, suffix=".new", delete=False) as file:
         try:
             file.write(body)

@@ -101,8 +101,9 @@ class Subject:
         measure = Measure(lanes, self.pool, reach, self.spec.vocab_size)
         try:
             measure.wait_for({lane.name for lane in self.mode.lanes})
+            padding = self.backend.traits.padding
             calibration = Calibration(
-                measure, now_s, seconds, self.slice_seconds, lambda fraction: progress(STAGE, min(1.0, fraction))
+                measure, now_s, seconds, self.slice_seconds, padding, lambda done: progress(STAGE, min(1.0, done))
             )
             return calibration, calibration.run(reach, fine)
         finally:

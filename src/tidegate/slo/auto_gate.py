@@ -105,12 +105,10 @@ class AutoGate(Gate):
     # ---- decode's next step
 
     def _step(self, load: Load) -> Allowance:
-        if load.other_busy:
-            return self._chose("decode beside prefill", Allowance(0))
         if not load.prompts:
-            return self._chose("decode", Allowance(0))
+            return self._chose("decode beside prefill" if load.other_busy else "decode", Allowance(0))
         whole, most = self.model.whole, self.limits.max_num_batched_tokens
-        if not load.decode.rows:
+        if not load.decode.rows and not load.other_busy:
             self._enter(None)
             seconds = self.limits.slice_seconds / self.belief.factor("D")
             self._pace = Pace(whole, self._chunk, 1.0, 0.0)
@@ -120,7 +118,8 @@ class AutoGate(Gate):
         if sum(prompt.remaining for prompt in load.prompts) > best.tokens:
             best = self._best_beside(load, limit, best)
         self._enter(best.division)
-        if best.division is not None:
+        if best.division is not None or load.other_busy:
+            # From side by side to fused decode goes on alone until the slice in flight is done.
             return self._chose("decode beside prefill", Allowance(0))
         # However late decode is, prefill goes on: with the least chunk.
         seconds = limit / self.belief.factor("D")
