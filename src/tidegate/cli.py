@@ -111,7 +111,12 @@ def add_engine(command: argparse.ArgumentParser) -> None:
         help="dummy: random weights of the configuration's shape (default: auto)",
     )
     group.add_argument("--seed", type=int, default=0, help="of dummy weights (default: 0)")
-    group.add_argument("--dtype", default="auto", choices=("auto", "float32"), help="of weights and KV (default: auto)")
+    group.add_argument(
+        "--dtype",
+        default="auto",
+        choices=("auto", "bfloat16", "float32"),
+        help="of weights and KV (default: auto, which is bfloat16 on a GPU and float32 without one)",
+    )
     group.add_argument(
         "--quantization", choices=("int8",), help="int8: weights and products in int8, several times as fast on a CPU"
     )
@@ -207,6 +212,13 @@ def add_engine(command: argparse.ArgumentParser) -> None:
         default="auto",
         choices=("auto", "cpu", "cuda"),
         help="auto: a GPU where there is one (default: auto)",
+    )
+    group.add_argument(
+        "--sharing",
+        default="auto",
+        choices=("auto", "disjoint", "capped", "streams"),
+        help="of a GPU between prefill and decode. disjoint: each its SMs (auto); capped: only prefill is kept to its "
+        "part; streams: undivided, with priorities",
     )
     group.add_argument(
         "--cores",
@@ -350,6 +362,8 @@ def engine_config(arguments: argparse.Namespace, model: str, **more: Any) -> Eng
         load_format=arguments.load_format,
         seed=arguments.seed,
         device=arguments.device,
+        dtype=arguments.dtype,
+        sharing=arguments.sharing,
         quantization=arguments.quantization,
         mode=arguments.mode,
         prefill_share=arguments.prefill_share,

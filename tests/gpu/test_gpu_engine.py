@@ -84,15 +84,14 @@ def test_preempted_requests_get_the_same_tokens(tiny_on_gpu):
 @pytest.mark.parametrize("share", [0.25, 0.5, 0.75])
 def test_the_two_parts_of_a_division_have_no_sm_in_common(share):
     from tidegate.device.green_contexts import SmParts
-    from tidegate.kernels.triton_sm_ids import sm_ids
+    from tidegate.kernels.triton_sm_ids import SmIds
 
     parts = SmParts()
-    device = torch.device("cuda", 0)
     first, rest = parts.pair(share)
-    ours, theirs = (sm_ids(parts.stream(part), device) for part in (first, rest))
+    ours, theirs = (SmIds(parts.new_stream(part)).wait() for part in (first, rest))
     assert len(ours) == first.sms and len(theirs) == rest.sms
     assert not ours & theirs and len(ours | theirs) == parts.total
-    assert len(sm_ids(parts.stream(parts.whole), device)) == parts.total
+    assert len(SmIds(parts.new_stream()).wait()) == parts.total
 
 
 def test_pool_memory_can_be_exported():

@@ -3,6 +3,7 @@
 import os
 
 from tidegate.base.events import BatchDone, BatchEnding, LaneReady
+from tidegate.node.lane_host import LaneReading
 from tidegate.sim.predicted import PredictedDevice
 
 
@@ -26,6 +27,12 @@ class PredictedLanes:
 
     def watch(self, register, forget):
         register(self._bell, self._receive)
+
+    def prepare_shares(self, shares):
+        pass
+
+    def reading(self, lane, alone):
+        return LaneReading()
 
     def pids(self):
         return {}

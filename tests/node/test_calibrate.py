@@ -3,8 +3,8 @@
 import pytest
 from predicted_lanes import PredictedLanes
 
-from tidegate.base.errors import TidegateError
-from tidegate.base.events import LaneLost
+from tidegate.base.errors import ConfigError, TidegateError
+from tidegate.base.events import LaneGone, LaneLost
 from tidegate.base.specs import PoolSpec
 from tidegate.node.calibrate import Calibration, sound
 from tidegate.node.measure import Measure
@@ -28,8 +28,8 @@ TRUTH = LatencyModel(
 )
 
 
-def reach_of(mode="auto", pool=POOL, shares=SHARES):
-    return Reach.of(MODES[mode], pool, max_new=2048, least_new=64, usual_new=900, shares=shares)
+def reach_of(mode="auto", pool=POOL, shares=SHARES, sizes=()):
+    return Reach.of(MODES[mode], pool, max_new=2048, least_new=64, usual_new=900, shares=shares, sizes=sizes)
 
 
 @pytest.fixture
@@ -37,15 +37,16 @@ def calibrated():
     """Runs a calibration on lanes whose steps take as long as ``TRUTH`` says."""
     opened = []
 
-    def run(seconds, mode="auto", pool=POOL, noise=0.0, fine=False):
-        lanes = PredictedLanes(TRUTH, noise)
+    def run(seconds, mode="auto", pool=POOL, noise=0.0, fine=False, truth=TRUTH):
+        padding = truth.whole.padding
+        lanes = PredictedLanes(truth, noise)
         for lane in MODES[mode].lanes:
             lanes.start(lane.name)
-        reach = reach_of(mode, pool)
+        reach = reach_of(mode, pool, sizes=padding.tokens)
         measure = Measure(lanes, pool, reach, vocab_size=1000)
         opened.append(measure)
         measure.wait_for({lane.name for lane in MODES[mode].lanes})
-        calibration = Calibration(measure, lambda: lanes.now, seconds, SLICE_SECONDS, Padding(), lambda fraction: None)
+        calibration = Calibration(measure, lambda: lanes.now, seconds, SLICE_SECONDS, padding, lambda fraction: None)
         return lanes, calibration, calibration.run(reach, fine)
 
     yield run
@@ -61,6 +62,19 @@ def test_the_model_of_a_device_whose_costs_are_known_is_right_for_steps_that_it_
     for division, true in zip(measured.model.divisions, TRUTH.divisions, strict=True):
         assert division.prefill_slowdown == pytest.approx(true.prefill_slowdown, rel=0.05)
         assert division.decode_slowdown == pytest.approx(true.decode_slowdown, rel=0.05)
+
+
+def test_a_device_that_pads_its_steps_is_predicted_at_every_size(calibrated):
+    padding = Padding((64, 128, 192, 256, 512, 768, 1024, 1536, 2048), rows=16)
+    dense = tuple(0.004 + 2e-5 * size for size in padding.tokens)
+    whole = Costs(padding.tokens, dense, 2e-9, 1e-8, 3e-8, padding)
+    slow = Costs(padding.tokens, tuple(2 * seconds for seconds in dense), 4e-9, 2e-8, 3e-8, padding)
+    truth = LatencyModel(whole, tuple(Division(share, slow, slow, 1.1, 1.1) for share in SHARES))
+    _, _, measured = calibrated(60.0, truth=truth)
+    assert measured.error.p95 < 0.02
+    for size in padding.tokens:
+        for costs_, true in ((measured.model.whole, whole), (measured.model.divisions[1].prefill, slow)):
+            assert costs_.dense(size - 5) == pytest.approx(true.dense(size - 5), rel=0.05), size
 
 
 def test_noise_is_averaged_out_and_told(calibrated):
@@ -147,14 +161,24 @@ def test_steps_that_would_take_much_longer_than_a_slice_are_not_asked_for(calibr
     assert longest < 2.5 * SLICE_SECONDS
 
 
-def test_a_lane_that_is_lost_meanwhile_is_told_of():
+@pytest.mark.parametrize(
+    ("event", "error"),
+    [
+        (LaneLost("D", "it was killed"), TidegateError),
+        (LaneGone("D", "it was killed"), TidegateError),
+        (LaneGone("D", "it was killed: lower --max-num-seqs", config=True), ConfigError),
+    ],
+    ids=["lost", "gone", "gone for what was asked for"],
+)
+def test_a_lane_that_is_lost_meanwhile_is_told_of(event, error):
     lanes = PredictedLanes(TRUTH)
     lanes.start("D")
     measure = Measure(lanes, POOL, reach_of("chunked"), vocab_size=1000)
     measure.wait_for({"D"})
-    lanes._tell(LaneLost("D", "it was killed"))
-    with pytest.raises(TidegateError, match="it was killed"):
+    lanes._tell(event)
+    with pytest.raises(TidegateError, match="it was killed") as raised:
         measure.trial(least(reach_of("chunked"))[0], lambda: False)
+    assert raised.type is error
     measure.close()
 
 

@@ -88,13 +88,13 @@ def test_the_next_start_takes_what_was_kept(auto, tiny_model):
 
 def subject(settings):
     source = open_model(settings.model, settings.load_format, settings.seed)
-    backend = make_backend(settings, source)
+    backend = make_backend(settings, source, lambda stage, fraction: None)
     return Subject(settings, MODES[settings.mode], source.spec, backend.size_pool(settings), backend)
 
 
 def test_what_was_kept_counts_for_nothing_else_and_not_if_it_is_to_be_measured_again(auto, tiny_model, tmp_path):
-    assert subject(config(tiny_model[0])).known() is not None
-    assert subject(config(tiny_model[0], calibration_seconds=9.0, slice_ms=50.0)).known() is not None
+    assert subject(config(tiny_model[0])).kept() is not None
+    assert subject(config(tiny_model[0], calibration_seconds=9.0, slice_ms=50.0)).kept() is not None
     shape = json.loads((Path(tiny_model[0]) / "config.json").read_text())
     (tmp_path / "config.json").write_text(json.dumps(shape | {"num_hidden_layers": 2}))
     for other in (
@@ -104,17 +104,17 @@ def test_what_was_kept_counts_for_nothing_else_and_not_if_it_is_to_be_measured_a
         config(tiny_model[0], quantization="int8"),
         config(tiny_model[0], mode="semi"),
     ):
-        assert subject(other).known() is None
+        assert subject(other).kept() is None
 
 
 def test_a_given_file_is_taken_and_a_wrong_one_refused(auto, tiny_model, tmp_path):
     (kept,) = latency_cache.folder().iterdir()
-    given = subject(config(tiny_model[0], latency_model=str(kept), recalibrate=True)).known()
+    given = subject(config(tiny_model[0], latency_model=str(kept))).given()
     assert given.model == latency_cache.read(kept).measured.model and given.source.startswith("as given: ")
     (tmp_path / "other.json").write_text("{}")
     for wrong in ("nowhere.json", "other.json"):
         with pytest.raises(ConfigError, match=wrong):
-            subject(config(tiny_model[0], latency_model=str(tmp_path / wrong))).known()
+            subject(config(tiny_model[0], latency_model=str(tmp_path / wrong))).given()
 
 
 def test_predictions_without_an_slo_are_refused_before_anything_is_measured(tiny_model, cache):

@@ -15,6 +15,8 @@ class LaneStats(msgspec.Struct):
     decode_tokens: int = 0
     restarts: int = 0
     inflight: int = 0
+    sms: int = 0  # streaming multiprocessors that its kernels run on now, as measured; 0 where there are none
+    extra_memory_bytes: int = 0  # on the device, for graphs, workspaces and activations; weights and KV are shared
 
 
 class PredictionError(msgspec.Struct, frozen=True):

@@ -44,13 +44,12 @@ def run(channel: wire.Channel, config: EngineConfig) -> None:
     source = open_model(config.model, config.load_format, config.seed)
     tokenizer = source.tokenizer_dir or source.gguf_file
     channel.send(wire.ModelFound(str(tokenizer) if tokenizer else None))
-    backend = make_backend(config, source)
+    backend = make_backend(config, source, progress)
     pool = backend.size_pool(config)
     mode = MODES[config.mode]
     subject = Subject(config, mode, source.spec, pool, backend)
-    predictions = subject.known()
-    latency = (predictions or subject.guess()).model
-    settings = core_config(config, backend.traits, source.spec.vocab_size, pool, latency)
+    predictions = subject.given() or subject.guess()
+    settings = core_config(config, backend.traits, source.spec.vocab_size, pool, predictions.model)
     Core(settings)  # raises ConfigError for what does not go together, before anything is loaded
     predicting = predicts(settings.gate_of(mode))
 
@@ -67,16 +66,18 @@ def run(channel: wire.Channel, config: EngineConfig) -> None:
             sharing=backend.sharing,
             start_seconds=now_s() - start,
             lane_pids=lanes.pids(),
-            predictions=predictions.source if predictions and predicting else "",
+            predictions=predictions.source if predicting else "",
         )
 
     try:
-        lanes = backend.open([lane.name for lane in mode.lanes], progress)
+        lanes = backend.open(mode.lanes, progress)
         up: list[Event] = []
-        if predicting and predictions is None:
+        if not predictions.source:
+            predictions = subject.kept() or predictions
+        if predicting and not predictions.source:
             predictions = subject.measure(lanes, progress)
-            settings = msgspec.structs.replace(settings, latency=predictions.model)
             up = [LaneReady(lane.name) for lane in mode.lanes]
+        settings = msgspec.structs.replace(settings, latency=predictions.model)
         core = Core(settings)
         with contextlib.ExitStack() as stack:
             on_event: OnEvent = core.on_event

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from tidegate.base.batch import Batch, Slice, TableUpdate
-from tidegate.base.errors import TidegateError
+from tidegate.base.errors import ConfigError, TidegateError
 from tidegate.base.events import BatchDone, BatchEnding, Event, LaneGone, LaneLost, LaneReady
 from tidegate.base.specs import PoolSpec
 from tidegate.node.lane_host import LaneHost
@@ -67,7 +67,7 @@ class Measure:
         lanes.watch(register, forget)
 
     def wait_for(self, lanes: set[str]) -> None:
-        """Until they are up. Raises TidegateError if one can't be brought up."""
+        """Until they are up. Raises TidegateError if one can't be brought up, ConfigError if the user can help it."""
         while not lanes <= self._up:
             self._events()
 
@@ -143,6 +143,8 @@ class Measure:
                         events.append(event)
                     case LaneReady(lane):
                         self._up.add(lane)
+                    case LaneGone(_, reason, config=True):
+                        raise ConfigError(reason)
                     case LaneLost(lane, reason) | LaneGone(lane, reason):
                         raise TidegateError(f"lane {lane} was lost before it served: {reason}")
         return events

@@ -61,6 +61,7 @@ class Subject:
             least_new=traits.slice_quantum_tokens,
             usual_new=int(traits.prefill_tokens_per_s * traits.slice_seconds),
             shares=traits.shares,
+            sizes=traits.padding.tokens,
         )
 
     @property
@@ -71,19 +72,22 @@ class Subject:
     def guess(self) -> Predictions:
         return Predictions(rough(self.backend.traits.prefill_tokens_per_s), "")
 
-    def known(self) -> Predictions | None:
-        """Without measuring. Raises ConfigError if a file was given and can't be used."""
-        given = self.config.latency_model
-        if given is not None:
-            try:
-                measured = latency_cache.read(Path(given)).measured
-            except OSError as error:
-                raise ConfigError(f"--latency-model {given}: {error.strerror}") from error
-            return Predictions(measured.model, f"as given: {measured}")
-        if self.config.recalibrate:
+    def given(self) -> Predictions | None:
+        """From a file that the user gave. Raises ConfigError if it can't be used."""
+        place = self.config.latency_model
+        if place is None:
             return None
-        kept = latency_cache.cached(self.key)
-        return Predictions(kept.model, f"measured before: {kept}") if kept else None
+        try:
+            measured = latency_cache.read(Path(place)).measured
+        except OSError as error:
+            raise ConfigError(f"--latency-model {place}: {error.strerror}") from error
+        return Predictions(measured.model, f"as given: {measured}")
+
+    def kept(self) -> Predictions | None:
+        """From an earlier start, unless it is to be measured again. Once the backend is open: only then it knows how it
+        shares its device."""
+        measured = None if self.config.recalibrate else latency_cache.cached(self.key)
+        return Predictions(measured.model, f"measured before: {measured}") if measured else None
 
     def measure(self, lanes: LaneHost, progress: Progress) -> Predictions:
         """Now, and keeps it for the next start."""

@@ -57,14 +57,17 @@ class Reach(NamedTuple):
     new: int
     prompt: int  # positions of the slot that slices are in
     least_new: int  # slices are multiples of it
+    sizes: tuple[int, ...]  # tokens that steps are padded to; none: they are not
     usual_new: int  # tokens of a slice that takes as long as slices should, at a guess
     shares: tuple[float, ...]  # prefill's, in order of importance; none: the mode does not divide the device
     prefill_lane: str  # that prefills on the whole device
     hybrid: bool  # whether one lane may have both in a step
 
     @classmethod
-    def of(cls, mode: Mode, pool: PoolSpec, max_new: int, least_new: int, usual_new: int,
-           shares: tuple[float, ...]) -> "Reach":  # fmt: skip
+    def of(
+        cls, mode: Mode, pool: PoolSpec, max_new: int, least_new: int, usual_new: int, shares: tuple[float, ...],
+        sizes: tuple[int, ...] = (),
+    ) -> "Reach":  # fmt: skip
         """``shares``: that the device can be divided by. The last slot is for slices, the others are for rows."""
         blocks_of_prompt = -(-min(pool.max_model_len, LONGEST_START + max_new) // pool.block_size)
         blocks_of_prompt = max(1, min(blocks_of_prompt, pool.num_blocks // 2))
@@ -81,6 +84,7 @@ class Reach(NamedTuple):
             new=min(max_new, prompt),
             prompt=prompt,
             least_new=min(least_new, prompt),
+            sizes=tuple(size for size in sizes if size <= min(max_new, prompt)),
             usual_new=usual_new,
             shares=shares if len(lanes) > 1 and together else (),
             prefill_lane="D" if fused else "P",
@@ -144,7 +148,7 @@ def _part(reach: Reach, share: float) -> Iterator[Trial]:
 
 
 def _ladders(reach: Reach, fine: bool) -> Iterator[Trial]:
-    for new in _ladder(2 * reach.least_new, reach.new, fine):
+    for new in reach.sizes or _ladder(2 * reach.least_new, reach.new, fine):
         yield Alone(reach.prefill_lane, 1.0, reach.cut(new=new))
     for rows in _ladder(2, reach.rows, fine):
         yield Alone("D", 1.0, reach.cut(rows, SHORT))

@@ -38,10 +38,10 @@ def profile(config: EngineConfig, seconds: float, out: Path | None, samples: Pat
         raise ConfigError("--seconds must be above 0")
     mode = MODES[config.mode]
     source = open_model(config.model, config.load_format, config.seed)
-    backend = make_backend(config, source)
+    backend = make_backend(config, source, progress)
     subject = Subject(config, mode, source.spec, backend.size_pool(config), backend)
     try:
-        lanes = backend.open([lane.name for lane in mode.lanes], progress)
+        lanes = backend.open(mode.lanes, progress)
         calibration, measured = subject.calibrate(lanes, seconds, progress, fine=True)
     finally:
         backend.close()
