@@ -7,6 +7,7 @@ import pytest
 from engine_driver import EngineDriver, mixed_prompts
 
 from tidegate.base.errors import ConfigError
+from tidegate.core.record import read_log, replay
 from tidegate.models.sources import open_model
 from tidegate.node import latency_cache
 from tidegate.node.backend import make_backend
@@ -32,9 +33,11 @@ def config(model, **more):
 
 
 @pytest.fixture(scope="module")
-def auto(tiny_model, cache):
+def auto(tiny_model, cache, tmp_path_factory):
     """Measures, as nothing is kept yet."""
-    with EngineDriver(config(tiny_model[0])) as engine:
+    log = tmp_path_factory.mktemp("log") / "events"
+    with EngineDriver(config(tiny_model[0], record=str(log))) as engine:
+        engine.log = log
         yield engine
 
 
@@ -79,6 +82,15 @@ def test_sampled_tokens_are_those_of_an_engine_that_has_measured_nothing(auto, t
     with EngineDriver(config(tiny_model[0], mode="semi", slo=None)) as other:
         assert other.engine.info.predictions == ""
         assert answers(auto) == answers(other)
+
+
+def test_what_it_decided_from_predictions_replays(auto):
+    auto.answers([auto.spec([i + 1] * 90, 20) for i in range(6)])
+    events = replay(auto.log)
+    assert events > 26
+    core, _ = read_log(auto.log)
+    (kept,) = latency_cache.folder().iterdir()
+    assert core.latency == latency_cache.read(kept).measured.model
 
 
 def test_the_next_start_takes_what_was_kept(auto, tiny_model):

@@ -83,9 +83,13 @@ class Calibration:
                 samples += self._measure.trial(trial, lambda: self._passed >= until)
 
     @property
+    def passed_s(self) -> float:
+        return self._clock() - self._start_s
+
+    @property
     def _passed(self) -> float:
         """Fraction of the time."""
-        return (self._clock() - self._start_s) / self._seconds if self._seconds > 0 else 1.0
+        return self.passed_s / self._seconds if self._seconds > 0 else 1.0
 
     def _affordable(self, model: LatencyModel, trial: Trial) -> bool:
         def seconds(lane: str, share: float, probe: Probe) -> float:

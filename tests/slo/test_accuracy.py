@@ -1,4 +1,4 @@
-"""What a belief learns from measured batches, and how far off it says that it is."""
+"""How far off a belief says that it is, by kind of step, and what it learns from that."""
 
 import pytest
 
