@@ -1,10 +1,11 @@
-"""The command line: ``tidegate serve MODEL``, ``tidegate bench serve``, ``tidegate bench goodput``."""
+"""The command line: ``tidegate serve``, ``profile``, ``bench serve``, ``bench goodput``, ``doctor``."""
 
 import argparse
 import asyncio
 import os
 import sys
 from pathlib import Path
+from typing import Any
 
 import uvloop
 
@@ -15,6 +16,7 @@ from tidegate.bench.command import add_bench
 from tidegate.bench.command import run as run_bench
 from tidegate.node.client import start_engine
 from tidegate.node.config import EngineConfig
+from tidegate.node.profile import add_profile, profile
 from tidegate.node.wire import EngineInfo
 from tidegate.policy.modes import MODES
 from tidegate.policy.order import ORDERS
@@ -59,6 +61,11 @@ def parser() -> argparse.ArgumentParser:
             "serve", help="serve a model over OpenAI's API", description="Serve a model over OpenAI's API."
         )
     )
+    about = "measure how long steps take here, for the gates that decide from predictions"
+    command = commands.add_parser("profile", help=about, description=about)
+    add_engine(command)
+    add_profile(command)
+    command.set_defaults(run=run_profile, mode="auto")
     add_bench(commands)
     commands.choices["bench"].set_defaults(run=run_bench)
     about = "say what this machine offers, what will be used, and why"
@@ -74,8 +81,19 @@ def run_doctor(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def add_serve(command: argparse.ArgumentParser) -> None:
-    command.set_defaults(run=lambda arguments: uvloop.run(run_server(arguments)))
+def run_profile(arguments: argparse.Namespace) -> int:
+    model, name = resolve_model(arguments.model)
+    screen = Screen()
+    screen.line(f"Tidegate {__version__} · {name}")
+    config = engine_config(arguments, model)
+    report = profile(config, arguments.seconds, arguments.out, arguments.samples, screen.progress)
+    screen.line("")
+    print(report)
+    return 0
+
+
+def add_engine(command: argparse.ArgumentParser) -> None:
+    """The flags that say what is run, and on what."""
     modes = "; ".join(f"{mode.name}: {mode.origin}" for mode in MODES.values())
     command.add_argument(
         "model",
@@ -215,6 +233,23 @@ def add_serve(command: argparse.ArgumentParser) -> None:
         help='CPU cores that the lanes divide, e.g. "0-3,6" (default: all)',
     )
 
+
+def add_serve(command: argparse.ArgumentParser) -> None:
+    command.set_defaults(run=lambda arguments: uvloop.run(run_server(arguments)))
+    add_engine(command)
+    group = command.add_argument_group("predictions", "for gates that need them: all but static")
+    group.add_argument(
+        "--calibration-seconds",
+        type=float,
+        default=20.0,
+        metavar="S",
+        help="to measure for, where nothing was measured before; some 20 steps are measured always (default: 20)",
+    )
+    group.add_argument("--recalibrate", action="store_true", help="measure again, whatever is kept from before")
+    group.add_argument(
+        "--latency-model", metavar="FILE", help="take predictions from here (tidegate profile --out writes it)"
+    )
+
     group = command.add_argument_group("server")
     group.add_argument("--host", default="127.0.0.1", help="address to listen on (default: 127.0.0.1)")
     group.add_argument("--port", type=int, default=8000, help="(default: 8000)")
@@ -287,7 +322,15 @@ async def run_server(arguments: argparse.Namespace) -> int:
             work = asyncio.to_thread(load_tokenizer, Path(place), arguments.chat_template)
             loading.append(asyncio.create_task(work))
 
-    engine = await start_engine(engine_config(arguments, model), screen.progress, load)
+    config = engine_config(
+        arguments,
+        model,
+        latency_model=arguments.latency_model,
+        calibration_seconds=arguments.calibration_seconds,
+        recalibrate=arguments.recalibrate,
+        record=arguments.record,
+    )
+    engine = await start_engine(config, screen.progress, load)
     try:
         tokenizer = await loading[0] if loading else None
     except BaseException:
@@ -317,7 +360,8 @@ def resolve_model(model: str) -> tuple[str, str]:
     return model, path.name.removesuffix(".gguf").removesuffix(".json") if path.exists() else model
 
 
-def engine_config(arguments: argparse.Namespace, model: str) -> EngineConfig:
+def engine_config(arguments: argparse.Namespace, model: str, **more: Any) -> EngineConfig:
+    """``more``: fields whose flags not every command has."""
     return EngineConfig(
         model=model,
         load_format=arguments.load_format,
@@ -343,7 +387,7 @@ def engine_config(arguments: argparse.Namespace, model: str) -> EngineConfig:
         num_blocks=arguments.num_gpu_blocks_override,
         prefix_caching=arguments.enable_prefix_caching,
         cores=arguments.cores,
-        record=arguments.record,
+        **more,
     )
 
 
@@ -356,6 +400,8 @@ def summary(info: EngineInfo, arguments: argparse.Namespace, tokenizer: Tokenize
         f"weights {info.weight_bytes / 2**20:,.0f} MiB · KV cache {tokens:,} tokens, {info.kv_bytes / 2**20:,.0f} MiB"
         f" · context {info.max_model_len:,} tokens",
     ]
+    if info.predictions:
+        lines.append(f"predictions: {info.predictions}")
     if tokenizer is None:
         lines.append("this model has no tokenizer: prompts are token ids")
     return "\n".join(lines)

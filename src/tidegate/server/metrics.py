@@ -125,6 +125,7 @@ class _Scrape:
         if self._stats is not None:
             yield from self._engine(self._stats)
             yield from self._lanes(self._stats.lanes)
+            yield from self._predictions(self._stats)
 
     def _engine(self, stats: Stats) -> Iterator[Metric]:
         used = stats.blocks_used / stats.blocks_total if stats.blocks_total else 0.0
@@ -173,6 +174,22 @@ class _Scrape:
             ]
             if samples:
                 yield self._family(kind, name, meaning, samples)
+
+    def _predictions(self, stats: Stats) -> Iterator[Metric]:
+        errors = [
+            ({"kind": kind, "quantile": quantile}, value)
+            for kind, error in stats.prediction_errors.items()
+            for quantile, value in (("0.5", error.p50), ("0.95", error.p95))
+        ]
+        factors: list[tuple[dict[str, str], float]] = [
+            ({"kind": kind}, factor) for kind, factor in stats.prediction_factors.items()
+        ]
+        for name, meaning, samples in (
+            ("tidegate:prediction_error", "Relative error of predicted times of the last steps.", errors),
+            ("tidegate:prediction_factor", "Measured times relative to what the latency model says.", factors),
+        ):
+            if samples:
+                yield self._family("gauge", name, meaning, samples)
 
     def _family(
         self, kind: str, name: str, meaning: str, samples: list[tuple[dict[str, str], float]]
