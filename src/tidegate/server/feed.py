@@ -52,9 +52,10 @@ class Feed:
                 if fresh:
                     seen_s = fresh[-1][0]
                     yield [snapshot for _, snapshot in fresh]
-                if self._closed:
+                elif self._closed:
                     return
-                await news.wait()
+                else:
+                    await news.wait()
         finally:
             self._viewers -= 1
             if self._viewers == 0 and self._reading is not None:

@@ -171,12 +171,15 @@ class Recorder:
         return self.reading(now)
 
     def _mark(self, now: float, least_s: float = 1.0) -> None:
-        if self._marks and now - self._marks[-1].at_s <= least_s:
+        if self._marks and now < self._marks[-1].at_s + least_s:
             return
-        self._marks.append(_Mark(now, self.requests, self.prompt_tokens, self.output_tokens))
+        self._marks.append(self._so_far(now))
         stale = bisect.bisect_left(self._marks, (now - KEPT_S,))
         if stale > 1:
             del self._marks[: stale - 1]
+
+    def _so_far(self, at: float) -> _Mark:
+        return _Mark(at, self.requests, self.prompt_tokens, self.output_tokens)
 
     def _rates(self, at: float) -> _Mark:
         start, end = self._totals(at - RATE_S), self._totals(at)
@@ -185,11 +188,11 @@ class Recorder:
     def _totals(self, at: float) -> _Mark:
         after = bisect.bisect_left(self._marks, (at,))
         if after == len(self._marks):
-            return self._marks[-1] if self._marks else _Mark(at, 0, 0, 0)
+            return self._so_far(at)
         if after == 0:
             return self._marks[0]
         earlier, later = self._marks[after - 1], self._marks[after]
-        part = (at - earlier.at_s) / (later.at_s - earlier.at_s)
+        part = (at - earlier.at_s) / (later.at_s - earlier.at_s)  # at lies above earlier and not above later
         return _Mark(*(a + part * (b - a) for a, b in zip(earlier, later, strict=True)))
 
 

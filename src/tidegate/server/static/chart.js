@@ -45,8 +45,9 @@ export class Chart {
     this.canvas.addEventListener("pointerleave", () => hover(null));
   }
 
-  // plot: {times, from, to, series, top, unit: value => text, limit: {value, text} | null, nothing, label}.
-  // nothing: what to say instead of a chart. top: the least value at the upper edge.
+  // plot: {times, from, to, series, top, exact, whole, unit: value => text, limit: {value, text}, nothing, label}.
+  // top: the least value at the upper edge, or, with exact, the value there. whole: values are whole numbers.
+  // nothing: what to say instead of a chart.
   draw(plot) {
     this.plot = plot;
     this.nothing.textContent = plot.nothing || "";
@@ -61,7 +62,7 @@ export class Chart {
     pen.font = `10.5px ${getComputedStyle(document.body).fontFamily}`;
     const area = { left: AXIS_WIDTH, right: width - 1, top: TOP, bottom: this.height - FOOT_HEIGHT };
     const stacked = stack(plot.series);
-    const top = plot.exact ? plot.top : niceTop(Math.max(plot.top || 0, highest(stacked, plot)));
+    const top = plot.exact ? plot.top : niceTop(Math.max(plot.top || 0, highest(stacked, plot)), plot.whole);
     const x = (t) => area.left + ((t - plot.from) / (plot.to - plot.from)) * (area.right - area.left);
     const y = (v) => area.bottom - (Math.min(v, top) / top) * (area.bottom - area.top);
     this.frame(pen, area, x, y, top);
@@ -80,7 +81,7 @@ export class Chart {
   }
 
   frame(pen, area, x, y, top) {
-    const { from, to, unit } = this.plot;
+    const { from, to, unit, nothing } = this.plot;
     pen.strokeStyle = colour("grid");
     pen.fillStyle = colour("soft");
     pen.lineWidth = 1;
@@ -89,8 +90,9 @@ export class Chart {
     for (const part of [0, 0.5, 1]) {
       const at = Math.round(y(top * part)) + 0.5;
       line(pen, area.left, at, area.right, at);
-      pen.fillText(unit(top * part), area.left - 6, at);
+      if (!nothing) pen.fillText(unit(top * part), area.left - 6, at);
     }
+    if (nothing) return;
     const span = to - from;
     const step = span > 300 ? 120 : 30;
     pen.textBaseline = "alphabetic";
@@ -112,7 +114,8 @@ export class Chart {
     pen.textBaseline = at - area.top < 14 ? "top" : "bottom";
     const inset = area.left + 5;
     const below = pen.textBaseline === "top" ? 2 : -2;
-    pen.lineWidth = 3;
+    pen.lineWidth = 5;
+    pen.lineJoin = "round";
     pen.strokeStyle = colour("card");
     pen.strokeText(text, inset, at + below);
     pen.fillText(text, inset, at + below);
@@ -201,9 +204,10 @@ function highest(series, plot) {
   return most;
 }
 
-// The upper edge: a round number a little above.
-function niceTop(value) {
+// The upper edge: a round number a little above. whole: its half is to be a whole number too.
+function niceTop(value, whole) {
   if (value <= 0) return 1;
+  if (whole && value < 10) return 2 * Math.ceil(value / 2);
   const power = 10 ** Math.floor(Math.log10(value));
   for (const step of [1, 1.2, 1.6, 2, 2.4, 3, 4, 5, 6, 8, 10]) {
     if (value <= step * power * 0.97) return step * power;

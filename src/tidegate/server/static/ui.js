@@ -111,10 +111,12 @@ function showGate({ view, shown, stats, engine, rated }) {
       { name: "decode", colour: "decode", kind: "area", pale, values: engine((s) => (share(s) === null ? null : 1 - share(s))), show: percent },
     ],
   });
+  $("#gate h3 small").hidden = !divided;
   const steps = showSteps(view, shown, stats, rated);
+  const beside = divided && pale.slice(-RECENT).includes(false);
   const parts = [];
-  if (divided) parts.push(bold(`${percent(share(stats))} : ${percent(1 - share(stats))}`), " prefill : decode");
-  if (steps) parts.push(`${divided ? " · " : ""}now `, bold(steps));
+  if (steps) parts.push(bold(steps));
+  if (beside) parts.push(steps ? " · prefill : decode " : "prefill : decode ", bold(`${percent(share(stats))} : ${percent(1 - share(stats))}`));
   say("#gate .now", ...parts);
   if (!stats) return;
   const tags = [["mode", stats.mode], ["gate", stats.gate], ["moves", count(stats.gate_moves)], ["order", stats.order], ["batch", `≤ ${count(stats.max_num_batched_tokens)} tokens`]];
@@ -165,29 +167,22 @@ function showAttainment({ view, latest, stats, served }) {
     series: [{ name: "attained", colour: "good", kind: "line", values, show: percent }],
   });
   const parts = [];
-  if (judged) parts.push(bold(percent(attainment), attainment >= GOODPUT ? "good" : "bad"), ` of ${count(judged)}`);
-  else parts.push(limits ? "" : requests ? `${count(requests)} without an SLO` : "");
-  if (limits) parts.push(` · ${limits}`);
+  if (judged) parts.push(bold(percent(attainment), attainment >= GOODPUT ? "good" : "bad"), ` of ${count(judged)} requests`);
+  else if (requests && !limits) parts.push(`${count(requests)} requests without an SLO`);
   say("#attainment .now", ...parts);
-  const names = { ttft: "TTFT", tpot: stats?.slo_metric === "gap" ? "gaps" : "TPOT", both: "both", failed: "failed" };
+  say("#attainment .tags", ...(limits ? [entry("SLO", limits)] : judged ? ["SLOs of the requests' own"] : []));
+  const pace = stats?.slo_metric === "gap" ? "gaps" : "TPOT";
+  const names = { ttft: "by TTFT", tpot: `by ${pace}`, both: "by both", failed: "failed" };
   const rows = latest.served.by_prompt.map((quarter) => {
     const bar = element("div", "track", element("div", quarter.attainment >= GOODPUT ? "" : "bad"));
-    bar.firstChild.style.width = percent(quarter.attainment);
+    bar.firstChild.style.width = `${quarter.attainment * 100}%`;
     const range = quarter.from_tokens === quarter.to_tokens ? count(quarter.from_tokens) : `${count(quarter.from_tokens)}–${count(quarter.to_tokens)}`;
     return row(`${range} tokens`, bar, percent(quarter.attainment));
   });
-  if (!rows.length) {
-    const cell = element("td", "empty", judged ? "Too few requests, or all of one length." : "–");
-    cell.colSpan = 3;
-    rows.push(element("tr", "", cell));
-  }
-  const reasons = Object.entries(missed).map(([reason, n]) => `${names[reason]} ${count(n)}`);
-  if (reasons.length) {
-    const cell = element("td", "empty", `Missed: ${reasons.join(", ")}`);
-    cell.colSpan = 3;
-    rows.push(element("tr", "", cell));
-  }
+  $("#attainment h3").hidden = !rows.length;
   $("#attainment tbody").replaceChildren(...rows);
+  const reasons = Object.entries(missed).map(([reason, n]) => `${count(n)} ${names[reason]}`);
+  say("#attainment .missed", reasons.length ? `Missed: ${reasons.join(" · ")}` : "");
 }
 
 function showTtft(all) {
@@ -230,7 +225,7 @@ function showQueue({ view, stats, engine }) {
     { name: "waiting", colour: "idle", kind: "area", values: engine((s) => s.waiting), show: count },
   ];
   if (stats?.slo_ttft_s) series.push({ name: "late", colour: "bad", kind: "line", values: late, show: count });
-  draw("queue", { ...view, top: 4, unit: count, label: "Requests by what happens to them", series, nothing: stats ? null : "No reading of the engine yet." });
+  draw("queue", { ...view, top: 4, whole: true, unit: count, label: "Requests by what happens to them", series, nothing: stats ? null : "No reading of the engine yet." });
   if (stats) say("#queue .now", bold(count(stats.prefilling + stats.decoding)), " running · ", bold(count(stats.waiting)), " waiting", ...(stats.late ? [" · ", bold(count(stats.late), "bad"), " late"] : []));
 }
 
@@ -278,7 +273,7 @@ function showLanes({ view, latest, stats, rated }) {
     const dot = element("span", `dot ${alive ? "up" : "down"}`);
     dot.title = alive ? "alive" : "down";
     const tokens = rates ? rate(rates.prefill_tokens_per_s + rates.decode_tokens_per_s) : "–";
-    return row(element("span", "", dot, name), PHASES[lane.phases] || lane.phases, percent(lane.share), rates ? rate(rates.batches_per_s) : "–", tokens, count(lane.restarts));
+    return row(element("span", "name", dot, name), PHASES[lane.phases] || lane.phases, percent(lane.share), rates ? rate(rates.batches_per_s) : "–", tokens, count(lane.restarts));
   });
   $("#lanes tbody").replaceChildren(...rows);
 }
@@ -287,6 +282,7 @@ function shadeOf(phases) {
   return { P: "prefill", D: "decode" }[phases] || "hybrid";
 }
 
+// As people give it to --slo, or nearly.
 function sloText(stats) {
   return `TTFT ${duration(stats.slo_ttft_s)}, ${stats.slo_metric === "gap" ? "gaps" : "TPOT"} ${duration(stats.slo_tpot_s)}`;
 }

@@ -2,7 +2,7 @@
 
 export function percent(part) {
   const value = part * 100;
-  return `${value >= 99.95 || value === 0 ? Math.round(value) : value > 99 || value < 1 ? value.toFixed(1) : Math.round(value)} %`;
+  return `${trimmed(value, value > 99 || value < 1 ? 1 : 0)} %`;
 }
 
 export function count(value) {
@@ -10,13 +10,15 @@ export function count(value) {
 }
 
 export function rate(value) {
-  return value >= 100 ? count(value) : value >= 10 || value === 0 ? value.toFixed(value % 1 ? 1 : 0) : value.toFixed(2).replace(/0$/, "");
+  return value >= 100 ? count(value) : trimmed(value, value >= 10 ? 1 : 2);
 }
 
 export function duration(seconds) {
-  if (seconds === 0) return "0";
   const ms = seconds * 1000;
-  if (ms < 10) return `${ms.toFixed(ms < 1 ? 2 : 1)} ms`;
-  if (ms < 1000) return `${Math.round(ms)} ms`;
-  return `${seconds.toFixed(seconds < 10 ? 2 : 1)} s`;
+  if (ms < 1000) return ms === 0 ? "0" : `${trimmed(ms, ms < 1 ? 2 : ms < 10 ? 1 : 0)} ms`;
+  return `${trimmed(seconds, seconds < 10 ? 2 : 1)} s`;
+}
+
+function trimmed(value, digits) {
+  return String(Number(value.toFixed(digits)));
 }
