@@ -98,7 +98,7 @@ def test_everything_is_drawn_and_fits_the_window(start, browser, width, scheme):
     wait_for_text(browser, "#gate .tags", "mode semi")
     wait_for_text(browser, "#lanes tbody", "prefill")
     browser.wait_for(DRAWN)
-    assert "4,096 of 16,384 tokens" in text(browser, "#kv .now")
+    assert "4,096 of 16.4\u00a0k tokens" in text(browser, "#kv .now")
     assert "2 by TTFT" in text(browser, "#attainment .missed")
     assert "SLO" in text(browser, "#attainment .tags")
     assert browser.value("document.querySelectorAll('.quartiles tr').length") == 4

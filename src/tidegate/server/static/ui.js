@@ -1,7 +1,7 @@
 // The live page: follows ui/events and shows the last minutes of it.
 
 import { Chart, onHover } from "./chart.js";
-import { count, duration, percent, rate } from "./words.js";
+import { compact, count, duration, percent, rate } from "./words.js";
 
 const KEPT_S = 605;
 const RECENT = 5; // snapshots whose choices are "now"
@@ -251,7 +251,7 @@ function showKv({ view, stats, engine }) {
     ],
   });
   if (!stats) return;
-  const tokens = (blocks) => count(blocks * about.block_size);
+  const tokens = (blocks) => compact(blocks * about.block_size);
   const hits = stats.prefix_queries_tokens ? ` · prefix hits ${percent(stats.prefix_hits_tokens / stats.prefix_queries_tokens)}` : "";
   say("#kv .now", bold(tokens(stats.blocks_used)), ` of ${tokens(stats.blocks_total)} tokens${hits}`);
 }

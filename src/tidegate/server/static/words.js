@@ -9,6 +9,13 @@ export function count(value) {
   return Math.round(value).toLocaleString("en-GB");
 }
 
+// In thousands or millions where that is short enough.
+export function compact(value) {
+  if (value < 10_000) return count(value);
+  const [unit, name] = value < 1_000_000 ? [1000, "k"] : [1_000_000, "M"];
+  return `${trimmed(value / unit, value < 100 * unit ? 1 : 0)}\u00a0${name}`;
+}
+
 export function rate(value) {
   return value >= 100 ? count(value) : trimmed(value, value >= 10 ? 1 : 2);
 }
