@@ -26,7 +26,7 @@ from tidegate.server.run import listen, serve
 from tidegate.server.settings import ServerSettings
 from tidegate.server.tokenizer import Tokenizer
 from tidegate.slo.gates import GATES
-from tidegate.slo.goodput import Metric
+from tidegate.slo.goodput import Metric, Slo
 from tidegate.slo.parse import parse_slo
 
 DEMO = "smollm2"
@@ -312,6 +312,7 @@ async def run_server(arguments: argparse.Namespace) -> int:
         model_names=tuple(arguments.served_model_name or [name]),
         api_keys=tuple(arguments.api_key),
         admin_key=arguments.admin_key,
+        slo=slo(arguments),
     )
     screen = Screen()
     screen.line(f"Tidegate {__version__} · {name}")
@@ -341,6 +342,7 @@ async def run_server(arguments: argparse.Namespace) -> int:
 
     def ready() -> None:
         screen.line(summary(engine.info, arguments, tokenizer))
+        screen.line(f"live page: http://{host}:{port}/ui")
         screen.line(f"ready in {now_s() - start:.1f} s: http://{host}:{port}")
 
     code = await serve(app, listener=listener, drain_timeout_s=arguments.shutdown_timeout, on_ready=ready)
@@ -360,6 +362,10 @@ def resolve_model(model: str) -> tuple[str, str]:
     return model, path.name.removesuffix(".gguf").removesuffix(".json") if path.exists() else model
 
 
+def slo(arguments: argparse.Namespace) -> Slo | None:
+    return parse_slo(arguments.slo, Metric(arguments.slo_metric)) if arguments.slo else None
+
+
 def engine_config(arguments: argparse.Namespace, model: str, **more: Any) -> EngineConfig:
     """``more``: fields whose flags not every command has."""
     return EngineConfig(
@@ -374,7 +380,7 @@ def engine_config(arguments: argparse.Namespace, model: str, **more: Any) -> Eng
         prefill_share=arguments.prefill_share,
         order=arguments.order,
         gate=arguments.gate,
-        slo=parse_slo(arguments.slo, Metric(arguments.slo_metric)) if arguments.slo else None,
+        slo=slo(arguments),
         max_model_len=arguments.max_model_len,
         max_num_seqs=arguments.max_num_seqs,
         max_num_batched_tokens=arguments.max_num_batched_tokens,
