@@ -106,6 +106,13 @@ def test_more_time_gives_more_samples_and_no_smaller_a_model(calibrated):
     assert samples == sorted(samples) and samples[0] < samples[-1]
 
 
+def test_divisions_that_there_was_no_time_for_are_neither_in_the_model_nor_what_it_is_judged_by(calibrated):
+    _, calibration, measured = calibrated(3.0)
+    assert [division.share for division in measured.model.divisions] == [SHARES[0]]
+    assert measured.unseen and {round(s.share, 3) for s in calibration.unseen} <= {1.0, SHARES[0]}
+    assert {round(s.share, 3) for s in calibration.samples} == {1.0, SHARES[0]}
+
+
 def test_a_mode_with_one_lane_is_measured_on_the_whole_device_only(calibrated):
     lanes, _, measured = calibrated(20.0, "chunked")
     assert measured.model.divisions == ()

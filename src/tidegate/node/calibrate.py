@@ -61,7 +61,10 @@ class Calibration:
         usual = first.whole.most_new(Work(), 0, reach.new, self._slice_s, reach.least_new)
         reach = reach._replace(usual_new=max(usual, reach.least_new))
         self._go_on(first, more(reach, fine), 1.0 - UNSEEN_FRACTION, self.samples)
-        model = fit(sound(self.samples), self._padding)
+        self.samples = sound(self.samples)
+        model = fit(self.samples, self._padding)
+        divided = {round(division.share, 3) for division in model.divisions}
+        reach = reach._replace(shares=tuple(share for share in reach.shares if round(share, 3) in divided))
         # Where the grid was done early, this is too.
         self._go_on(model, unseen(reach, seed), min(1.0, self._passed / (1.0 - UNSEEN_FRACTION)), self.unseen)
         judged = self.unseen if len(self.unseen) >= LEAST_UNSEEN else self.samples
