@@ -128,7 +128,9 @@ def test_latent_attention() -> None:
     spec = spec_from_hf(config(architectures=["DeepseekV2ForCausalLM"], **DEEPSEEK))
     assert spec.latent == LatentSpec(32, 8, 4, 8, None, scale=12**-0.5, rope_pairs=True)
     assert (spec.num_kv_heads, spec.head_dim, spec.kv_elements_per_token) == (1, 36, 4 * 36)
-    assert spec.experts == ExpertsSpec(16, 4, 24, False, shared_ffn_size=48, dense_layers=(0,), scale=2.0)
+    assert spec.experts == ExpertsSpec(
+        16, 4, 24, False, shared_ffn_size=48, dense_layers=(0,), scale=2.0, exact_router=True
+    )
     v3 = {"architectures": ["DeepseekV3ForCausalLM"], "rope_interleave": False, "rope_scaling": YARN_MSCALE}
     spec = spec_from_hf(config(**(DEEPSEEK | v3 | {"q_lora_rank": 16})))
     assert spec.latent is not None and (spec.latent.query_rank, spec.latent.rope_pairs) == (16, False)
@@ -145,6 +147,7 @@ def test_latent_attention() -> None:
         groups=4,
         groups_per_token=2,
         scale=2.0,
+        exact_router=True,
     )
 
 

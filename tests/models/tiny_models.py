@@ -28,9 +28,8 @@ from transformers.models.auto import AutoModelForCausalLM
 from tidegate.base.specs import ModelSpec, PoolSpec
 from tidegate.device.pool import Pool
 from tidegate.kernels.attention import AttentionRows
+from tidegate.kernels.choose_attention import attention_over
 from tidegate.kernels.torch_attention import TorchAttention
-from tidegate.kernels.torch_latent_attention import TorchLatentAttention
-from tidegate.kernels.windows import by_layer
 from tidegate.models.linears import load, stored
 from tidegate.models.registry import build_model
 from tidegate.models.sources import open_model
@@ -213,9 +212,7 @@ class Driver:
             elif blocks == "two runs":
                 row = row.roll(per_slot // 3)
             pool.table[slot, :per_slot] = row
-        if spec.latent is not None:
-            backend = TorchLatentAttention
-        self._attention = by_layer(backend, spec, pool.kv, pool.table)
+        self._attention = attention_over(backend, spec, pool.kv, pool.table)
         self._model = build_model(spec, weights, self._attention)
         self._lengths = [0] * slots
 

@@ -31,6 +31,7 @@ class ExpertsSpec(msgspec.Struct, frozen=True):
     groups: int = 1  # of experts, alike in size; a token's come from ``groups_per_token`` of them
     groups_per_token: int = 1
     scale: float = 1.0  # of the experts' sum
+    exact_router: bool = False  # its product is in float32, whatever the type of the weights
 
 
 class LatentSpec(msgspec.Struct, frozen=True):

@@ -30,10 +30,11 @@ from tidegate.base.events import (
     Tuned,
     Wake,
 )
-from tidegate.base.request import Output, TokenLogprob
+from tidegate.base.request import Output, RequestSpec, TokenLogprob
 from tidegate.base.stats import Stats
 from tidegate.core.binding import Binder, Bound, LaneView
 from tidegate.core.config import CoreConfig, check_shares, tuned
+from tidegate.core.forecast import Forecast, Newcomer
 from tidegate.core.lanes import Flight, Lane
 from tidegate.core.queues import Queues
 from tidegate.core.request import PATIENCE_SECONDS, Request, State
@@ -41,7 +42,8 @@ from tidegate.core.residency import Residency
 from tidegate.policy.modes import MODES, Mode
 from tidegate.policy.order import order_by_name
 from tidegate.policy.rule import Budget
-from tidegate.slo.gate import Ended, Gate, Load, Observation, Pressing, TimedRoom
+from tidegate.slo.belief import Belief
+from tidegate.slo.gate import Ended, Gate, Load, Observation, Outlook, Pressing, TimedRoom
 from tidegate.slo.gates import make_gate
 from tidegate.slo.goodput import Metric
 from tidegate.slo.latency import Work
@@ -62,12 +64,15 @@ class Core:
         self.requests: dict[str, Request] = {}  # all that have not ended
         self._target: Mode | None = None  # a mode that waits for its lanes to start
         self._queues = Queues(order_by_name(config.order, config.prefill_tokens_per_s))
+        self.belief = Belief(config.latency) if config.latency else None
         self.gate: Gate = self._make_gate(self.mode)
         self._residency = Residency(config)
+        self._forecast = Forecast(self._queues, self._residency)
         self._schedule = Schedule()
         self._stepped_s = -math.inf  # when a batch with decodes last ended
         self._binder = Binder(self._queues, self._residency)
         self._arrivals = 0
+        self._now = 0.0  # of the last event
         self._finished: dict[str, int] = {}
         self._outputs: list[Output] = []
         self._enter(self.mode)
@@ -75,7 +80,7 @@ class Core:
     # ---- events
 
     def on_event(self, event: Event, now: float) -> list[Action]:
-        self._outputs = []
+        self._outputs, self._now = [], now
         actions: list[Action] = []
         match event:
             case BatchDone():
@@ -113,6 +118,7 @@ class Core:
     def _arrived(self, event: Arrived, now: float) -> None:
         spec, config = event.request, self.config
         length = len(spec.prompt)
+        retry_after_s = None
         if spec.id in self.requests:
             refusal = ("invalid", "a request with this id is running")
         elif length == 0:
@@ -127,14 +133,28 @@ class Core:
         elif len(self._queues.waiting) >= config.max_waiting:
             refusal = ("rejected", f"{config.max_waiting} requests are waiting already")
         else:
-            ttft_s = spec.ttft_s or (config.slo.ttft_s if config.slo else PATIENCE_SECONDS)
-            request = Request(spec, self._arrivals, now, now + ttft_s)
-            self._arrivals += 1
-            self.requests[spec.id] = request
-            self._queues.enqueue(request)
-            return
+            request = Request(spec, self._arrivals, now, now + self._ttft_slo_s(spec))
+            wait_s, retry_after_s = self._unreachable(request, now)
+            if retry_after_s is None:
+                self._arrivals += 1
+                self._forecast.count(length)
+                self.requests[spec.id] = request
+                self._queues.enqueue(request)
+                return
+            refusal = ("rejected", f"its first token would come in {wait_s:.1f} s, too late for its SLO")
         self._count(refusal[0])
-        self._outputs.append(Output(spec.id, [], *refusal))
+        self._outputs.append(Output(spec.id, [], *refusal, retry_after_s=retry_after_s))
+
+    def _ttft_slo_s(self, spec: RequestSpec) -> float:
+        return spec.ttft_s or (self.config.slo.ttft_s if self.config.slo else PATIENCE_SECONDS)
+
+    def _unreachable(self, request: Request, now: float) -> tuple[float, float | None]:
+        """In how many seconds its first token would come, and, if it is to be refused for that, when to try again."""
+        config, spec = self.config, request.spec
+        if not config.reject_unreachable or (config.slo is None and spec.ttft_s is None):
+            return 0.0, None
+        expected = self._forecast.of_request(request, now, self._prefill_outlook())
+        return expected.ttft_s, expected.retry_after_s(request.deadline_s - now)
 
     def _aborted(self, event: Aborted, now: float) -> None:
         request = self.requests.get(event.request_id)
@@ -147,7 +167,10 @@ class Core:
         flight = lane.land(result.id)
         lane.count(flight, result.seconds)
         seconds = lane.took(flight, result.seconds, now)
-        self.gate.observe(Observation(lane.name, flight.share, flight.beside, flight.work, seconds))
+        seen = Observation(lane.name, flight.share, flight.beside, flight.work, seconds)
+        if self.belief is not None:
+            self.belief.observe(seen)
+        self.gate.observe(seen)
         tokens = iter(result.tokens)
         logprobs = iter(result.logprobs) if result.logprobs else None
         for request, end, samples in flight.prefills:
@@ -249,7 +272,8 @@ class Core:
     def _load(self, view: LaneView, now: float, busy: bool, ready: bool) -> Load:
         """What the gate needs to know of the queues."""
         pressing = [Pressing(r.launched, r.remaining, r.deadline_s) for r in view.prompts[:PRESSING]]
-        return Load(now, view.lane.name, view.decoding, pressing, self._spares(now), busy, ready)
+        late = sum(request.late for request in self._queues.waiting)
+        return Load(now, view.lane.name, view.decoding, pressing, self._spares(now), busy, ready, late)
 
     def _spares(self, now: float) -> list[float]:
         slo = self.config.slo
@@ -291,8 +315,8 @@ class Core:
 
     def _make_gate(self, mode: Mode) -> Gate:
         config = self.config
-        name = config.gate if config.gate in mode.gates else mode.gates[0]
-        return make_gate(name, config.limits, config.shares, config.slo, config.latency)
+        name = config.gate_of(mode)
+        return make_gate(name, config.limits, config.shares, config.slo, self.belief)
 
     def _lane(self, name: str) -> Lane:
         if name not in self.lanes:
@@ -380,10 +404,10 @@ class Core:
         self._count(finish)
         self._outputs.append(Output(request.id, tokens, finish, reason, logprobs, self._cached(request)))
         if finish in ("stop", "length"):
-            first_s = now if request.first_s is None else request.first_s
+            first_s = self._told(request, now)
             tpot_s = (now - first_s) / max(1, request.num_output - 1)
             self._schedule.ended(request.num_output)
-            self.gate.ended(Ended(len(request.spec.prompt), first_s - request.arrived_s, tpot_s), now)
+            self.gate.ended(Ended(len(request.spec.prompt), first_s - request.arrived_s, tpot_s, first_s), now)
         self._let_go(request)
 
     def _release(self, request: Request, now: float) -> None:
@@ -391,8 +415,14 @@ class Core:
         assert request.held is not None
         self._outputs.append(request.held)
         request.held = None
+        self._told(request, now)
+
+    def _told(self, request: Request, now: float) -> float:
+        """When it was told its first token: that may be now."""
         if request.first_s is None:
             request.first_s = now
+            self.gate.first_token(now - request.arrived_s, now)
+        return request.first_s
 
     def _let_go(self, request: Request) -> None:
         if request.in_flight == 0:
@@ -414,6 +444,19 @@ class Core:
 
     # ---- readings
 
+    def predicted_ttft_s(self, prompt_tokens: int, now: float, priority: int = 0, ttft_s: float | None = None) -> float:
+        """Seconds to the first token of a prompt that would arrive now, none of it cached (``slo.admission``).
+        ``ttft_s``: its SLO, by which some orders place it; None: the engine's."""
+        if ttft_s is None:
+            ttft_s = self.config.slo.ttft_s if self.config.slo else PATIENCE_SECONDS
+        newcomer = Newcomer(now, now + ttft_s, 0, prompt_tokens)
+        return self._forecast.of(newcomer, priority, now, self._prefill_outlook()).ttft_s
+
+    def _prefill_outlook(self) -> Outlook:
+        spec = next(spec for spec in self.mode.lanes if "P" in spec.phases)
+        alone = not self._queues.decoding or len(self.mode.lanes) == 1
+        return self.gate.outlook(spec.name, alone)
+
     def stats(self) -> Stats:
         residency, blocks, config = self._residency, self._residency.blocks, self.config
         for lane in self.lanes.values():
@@ -426,6 +469,7 @@ class Core:
             waiting=len(self._queues.waiting),
             prefilling=len(self._queues.prefilling),
             decoding=len(self._queues.decoding),
+            predicted_ttft_s=self.predicted_ttft_s(round(self._forecast.mean_prompt_tokens), self._now),
             blocks_total=blocks.num_blocks,
             blocks_free=blocks.num_free,
             blocks_cached=blocks.num_cached,
@@ -445,5 +489,7 @@ class Core:
             slo_ttft_s=config.slo.ttft_s if config.slo else None,
             slo_tpot_s=config.slo.tpot_s if config.slo else None,
             slo_metric=str(config.slo.metric) if config.slo else "",
+            prediction_errors=self.belief.accuracy() if self.belief else {},
+            prediction_factors=self.belief.factors if self.belief else {},
             lanes={name: lane.stats for name, lane in self.lanes.items()},
         )

@@ -161,6 +161,12 @@ def decode_kernel(head_dim: int, group: int, block_size: int) -> Kernel:
     return attend
 
 
+def compile_ahead(spec: ModelSpec, block_size: int) -> None:
+    """Compiles the kernel that a model's decode rows will need, if they need one."""
+    if spec.latent is None:
+        decode_kernel(spec.head_dim, spec.num_heads // spec.num_kv_heads, block_size)
+
+
 class CpuAttention(TorchAttention):
     """``kernels.attention.Attention`` over a float32 KV array on the CPU; arguments as for ``TorchAttention``."""
 

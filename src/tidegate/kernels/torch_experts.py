@@ -28,4 +28,4 @@ def experts(
             gate, up = float_linear(gate_up[expert], None)(rows[of_expert]).chunk(2, dim=-1)
             terms[order[of_expert]] = float_linear(down[expert], None)(silu(gate).mul_(up))
             start += count
-    return (terms.view(tokens, per_token, -1) * shares.unsqueeze(2)).sum(dim=1)
+    return (terms.view(tokens, per_token, -1) * shares.unsqueeze(2)).sum(dim=1).to(x.dtype)

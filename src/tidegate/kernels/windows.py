@@ -11,11 +11,6 @@ from tidegate.kernels.attention import Attention, AttentionRows
 Backend = Callable[[ModelSpec, torch.Tensor, torch.Tensor], Attention]  # of (spec, KV array, block table)
 
 
-def by_layer(backend: Backend, spec: ModelSpec, kv: torch.Tensor, table: torch.Tensor) -> Attention:
-    """The backend itself where all of a model's layers have one window, else one of it for each window."""
-    return backend(spec, kv, table) if spec.layer_windows is None else LayerWindows(backend, spec, kv, table)
-
-
 class LayerWindows:
     """``kernels.attention.Attention`` for ``spec.layer_windows``: every step is planned once for each window."""
 

@@ -205,6 +205,7 @@ def _deepseek_experts(config: Config, architecture: str) -> ExpertsSpec:
         groups=int(config.get("n_group") or 1) if grouped else 1,
         groups_per_token=int(config.get("topk_group") or 1) if grouped else 1,
         scale=float(_need(config, "routed_scaling_factor")),
+        exact_router=True,
     )
 
 

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping
 
 import torch
+from torch.nn.functional import linear
 
 from tidegate.base.specs import ExpertsSpec, ModelSpec
 from tidegate.kernels.linear import Linear
@@ -45,7 +46,11 @@ class MixtureOfExperts:
         ops: Ops,
     ) -> None:
         self._spec = spec
-        self._router, self._correction = products[prefix + "router"], weights.get(prefix + "correction")
+        self._router = products[prefix + "router"]
+        if spec.exact_router:
+            router = weights[prefix + "router"].float()
+            self._router = lambda x: linear(x.float(), router)
+        self._correction = weights.get(prefix + "correction")
         self._gate_up = weights[prefix + "experts_gate_up"].view(spec.num_experts, 2 * spec.ffn_size, hidden_size)
         self._down = weights[prefix + "experts_down"].view(spec.num_experts, hidden_size, spec.ffn_size)
         self._experts = ops.experts

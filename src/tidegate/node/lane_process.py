@@ -17,7 +17,8 @@ from tidegate.base.specs import ModelSpec, PoolSpec
 from tidegate.device.core_sets import CoreSets, ProcessPart
 from tidegate.device.crowding import Crowding
 from tidegate.device.pool import Pool
-from tidegate.kernels.cpu_backend import cpu_attention
+from tidegate.kernels.choose_attention import attention_over
+from tidegate.kernels.cpu_attention import CpuAttention
 from tidegate.kernels.linear import Linear
 from tidegate.models.registry import build_model
 from tidegate.node import wire
@@ -30,7 +31,7 @@ def build_runner(
     spec: ModelSpec, weights: Mapping[str, torch.Tensor], pool: Pool, products: Products | None = None
 ) -> Runner:
     """``products`` are ``models.linears.linears`` of the weights, where they have been made already."""
-    attention = cpu_attention(spec, pool.kv, pool.table)
+    attention = attention_over(CpuAttention, spec, pool.kv, pool.table)
     return Runner(build_model(spec, weights, attention, products), attention, pool, spec)
 
 

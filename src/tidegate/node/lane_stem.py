@@ -23,7 +23,7 @@ import torch
 
 from tidegate.device.memory import SharedMemory
 from tidegate.device.pool import Pool
-from tidegate.kernels.cpu_backend import compile_ahead
+from tidegate.kernels.cpu_attention import compile_ahead
 from tidegate.kernels.linear import Linear
 from tidegate.models.linears import linears
 from tidegate.models.registry import prepare
