@@ -15,6 +15,7 @@ from safetensors.torch import load_file, save_file
 from tiny_models import FALLBACK_FAMILIES, Driver, prompt, reference_logits, save_tiny
 from transformers import (
     BloomConfig,
+    FalconH1Config,
     Gemma2Config,
     GptOssConfig,
     Llama4TextConfig,
@@ -132,6 +133,18 @@ def test_what_paged_attention_cannot_give_exactly_is_refused_in_one_sentence(
     with pytest.raises(ModelError, match=reason) as caught:
         spec_of(config, architecture)
     assert "\n" not in str(caught.value)
+
+
+def test_a_model_with_another_memory_than_attentions_is_refused_when_it_is_loaded(tmp_path: Path) -> None:
+    mamba = {"mamba_d_ssm": 64, "mamba_n_heads": 4, "mamba_d_head": 16, "mamba_n_groups": 1, "mamba_d_state": 16}
+    save_tiny(FalconH1Config(**SHAPE, **mamba, time_step_limit=(0.0, 9.0)), tmp_path)
+    with pytest.raises(ModelError, match="its tokens reach each other in other ways than attention"):
+        Driver(str(tmp_path))
+
+
+def test_a_configuration_that_transformers_refuses_is_refused() -> None:
+    with pytest.raises(ModelError, match=r"a configuration that transformers refuses: .*vocab_size"):
+        spec_of(FALLBACK_FAMILIES["gpt2"], "GPT2LMHeadModel", vocab_size="many")
 
 
 def test_quantized_checkpoints_and_our_own_quantization_are_refused() -> None:

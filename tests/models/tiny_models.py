@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 from transformers import (
+    ApertusConfig,
     DeepseekV2Config,
     DeepseekV3Config,
     Gemma3TextConfig,
@@ -16,6 +17,7 @@ from transformers import (
     MistralConfig,
     MixtralConfig,
     OlmoeConfig,
+    OPTConfig,
     Phi3Config,
     PreTrainedModel,
     Qwen2Config,
@@ -120,7 +122,7 @@ _IN_VOCAB: dict[str, Any] = {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id
 
 # Those that transformers' own modules compute: learned positions; rotary positions of a part of a head, and attention
 # beside the MLP; windows that differ from layer to layer; scaled attention and logits; fused projections and a window;
-# experts that lie otherwise in a checkpoint than in the modules.
+# experts that lie otherwise in a checkpoint than in the modules; numbers as weights; a decoder in a decoder.
 FALLBACK_FAMILIES = {
     "gpt2": GPT2Config(vocab_size=VOCAB, n_embd=48, n_layer=3, n_head=4, n_positions=128, **_IN_VOCAB),
     "gpt neox": GPTNeoXConfig(**{**_SHAPE, "hidden_size": 64, "num_key_value_heads": None}, **_IN_VOCAB),
@@ -129,8 +131,13 @@ FALLBACK_FAMILIES = {
         **_SHAPE, attention_multiplier=0.3, embedding_multiplier=3.0, residual_multiplier=0.6, logits_scaling=2.0
     ),
     "phi3": Phi3Config(**_SHAPE, sliding_window=7, **_IN_VOCAB),
+    "apertus": ApertusConfig(**_SHAPE, **_IN_VOCAB),
+    "opt": OPTConfig(
+        vocab_size=VOCAB, hidden_size=48, ffn_dim=80, num_hidden_layers=3, num_attention_heads=4,
+        max_position_embeddings=128, word_embed_proj_dim=48, **_IN_VOCAB,
+    ),
     "olmoe": OlmoeConfig(**_SHAPE, num_experts=6, num_experts_per_tok=3, **_IN_VOCAB),
-}
+}  # fmt: skip
 
 
 def empty_weights(spec: ModelSpec, quantization: str | None = None) -> dict[str, torch.Tensor]:

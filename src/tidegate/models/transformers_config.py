@@ -92,7 +92,12 @@ def parse_config(text: str, architecture: str) -> Any:
         )
     if config.get("quantization_config"):
         raise ModelError(f"Quantized checkpoints of {architecture} are not supported; use the unquantized model.")
-    parsed = CONFIG_MAPPING[kind].from_dict(config)
+    try:
+        parsed = CONFIG_MAPPING[kind].from_dict(config)
+    except Exception as error:  # whatever a configuration class checks
+        raise ModelError(
+            f"{architecture} has a configuration that transformers refuses: {_first_line(error)}"
+        ) from error
     batch_dependent = _BATCH_DEPENDENT_ROPE.intersection(_rope_kinds(parsed.to_dict()))
     if batch_dependent:
         raise ModelError(
@@ -103,6 +108,10 @@ def parse_config(text: str, architecture: str) -> Any:
         if getattr(parsed, needed, None) is None:
             raise ModelError(f"The configuration of {architecture} has no {needed!r}.")
     return parsed
+
+
+def _first_line(error: Exception) -> str:
+    return f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error).strip() else 'no reason given'}"
 
 
 def _rope_kinds(config: Any) -> Iterator[str]:
@@ -132,12 +141,17 @@ def _examine(config: Any, name: str) -> list[_Call]:
     masks: list[tuple[torch.Tensor, _Mask]] = []
 
     def attend(
-        module: Any, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor | None, **options: Any
+        module: Any,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        attention_mask: torch.Tensor | None = None,
+        **options: Any,
     ) -> tuple[torch.Tensor, None]:
-        found = next((made for tensor, made in masks if tensor is mask), None)
-        layer = getattr(module, "layer_idx", None)
-        calls.append(_Call(layer, tuple(q.shape), tuple(k.shape), tuple(v.shape), found, options))
-        return q.new_empty(q.shape[0], q.shape[2], q.shape[1], v.shape[3]), None
+        mask = next((made for tensor, made in masks if tensor is attention_mask), None)
+        shapes = tuple(query.shape), tuple(key.shape), tuple(value.shape)
+        calls.append(_Call(getattr(module, "layer_idx", None), *shapes, mask, options))
+        return query.new_empty(query.shape[0], query.shape[2], query.shape[1], value.shape[3]), None
 
     def make_mask(mask_function: Callable[..., torch.Tensor], **options: Any) -> torch.Tensor:
         masks.append((torch.empty(1, 1, 2, 2), _Mask(mask_function, options.get("local_size"))))
@@ -156,8 +170,7 @@ def _examine(config: Any, name: str) -> list[_Call]:
             tokens, ones = torch.zeros(1, 2, dtype=torch.int64), torch.ones(1, 2, dtype=torch.int64)
             model(input_ids=tokens, position_ids=torch.arange(2)[None], attention_mask=ones, use_cache=False)
     except Exception as error:  # whatever a model's own code may raise
-        reason = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else 'no reason given'}"
-        raise ModelError(f"{name} can't be served by transformers' modules ({reason}).") from error
+        raise ModelError(f"{name} can't be served by transformers' modules ({_first_line(error)}).") from error
     finally:
         noise.setLevel(level)
     return calls

@@ -1,7 +1,8 @@
 """Any decoder that transformers knows, by its own modules, over our weights and our paged attention.
 
 Slower than a family of our own, since every small operation is a call of torch's, and right: what is computed is
-transformers' code. ``models.transformers_config`` decides which models that holds for.
+transformers' code. ``models.transformers_config`` decides which models that holds for, and once their weights are
+there ``check_tokens_apart``.
 """
 
 import copy
@@ -16,7 +17,7 @@ from torch import nn
 
 from tidegate.base.errors import ModelError
 from tidegate.base.specs import ModelSpec
-from tidegate.kernels.attention import Attention
+from tidegate.kernels.attention import Attention, AttentionRows
 from tidegate.kernels.linear import Linear
 from tidegate.models.transformers_config import parse_config
 
@@ -69,7 +70,7 @@ class TransformersModel:
         query: torch.Tensor,
         key: torch.Tensor,
         value: torch.Tensor,
-        attention_mask: torch.Tensor | None,
+        attention_mask: torch.Tensor | None = None,
         scaling: float | None = None,
         **options: Any,
     ) -> tuple[torch.Tensor, None]:
@@ -87,6 +88,11 @@ class _Given(nn.Module):
     """Stands for a decoder whose hidden states ``[1, N, hidden]`` are known already."""
 
     hidden: torch.Tensor
+
+    @property
+    def decoder(self) -> "_Given":
+        """For heads that ask a decoder within the decoder (OPT's)."""
+        return self
 
     def forward(self, *_: Any, **__: Any) -> "_Outputs":
         return _Outputs(self.hidden)
@@ -112,6 +118,35 @@ def _with_decoder(model: Any, decoder: nn.Module) -> Any:
     return other
 
 
+class _EachAlone:
+    """Attention in which every token sees only itself."""
+
+    def plan(self, rows: AttentionRows) -> None:
+        pass
+
+    def run(self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        return v.repeat_interleave(q.shape[1] // v.shape[1], dim=1)
+
+
+@torch.inference_mode()
+def check_tokens_apart(spec: ModelSpec, weights: Mapping[str, torch.Tensor]) -> None:
+    """Raises ModelError where tokens reach each other other than through attention (convolutions, recurrent states), or
+    where their positions are not those that are given: then steps that mix sequences would be wrong.
+
+    Two tokens in a step are swapped, which must not change them as long as attention keeps them apart.
+    """
+    model = TransformersModel(spec, weights, _EachAlone())
+    device = next(iter(weights.values())).device
+    tokens, positions = torch.tensor([1, 2], device=device), torch.tensor([3, 7], device=device)
+    hidden, swapped = model.forward(tokens, positions), model.forward(tokens.flip(0), positions.flip(0)).flip(0)
+    tolerance = 1e-3 if hidden.dtype == torch.float32 else 5e-2
+    if not (hidden - swapped).abs().max() <= tolerance * hidden.abs().max():
+        raise ModelError(
+            f"{spec.architecture} can't be served by transformers' modules: its tokens reach each other in other ways "
+            f"than attention, or it does not take their positions as given."
+        )
+
+
 @functools.cache
 def skeleton(spec: ModelSpec) -> Any:
     """The model's modules, with parameters that have shapes and no memory; buffers that follow from the configuration
@@ -123,10 +158,8 @@ def skeleton(spec: ModelSpec) -> Any:
     with _parameters_without_memory():
         model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
     for name, tensor in model.state_dict().items():
-        if not tensor.is_floating_point() or tensor.dim() == 0:
-            raise ModelError(
-                f"{spec.architecture} stores {name!r}, which is no array of floats: that is not supported."
-            )
+        if not tensor.is_floating_point():
+            raise ModelError(f"{spec.architecture} stores {name!r} as integers, which is not supported.")
     return model
 
 

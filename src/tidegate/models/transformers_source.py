@@ -9,7 +9,7 @@ import torch
 from tidegate.base.errors import ModelError
 from tidegate.base.specs import ModelSpec
 from tidegate.models.safetensors_source import copy_tensor, open_tensors, weight_files
-from tidegate.models.transformers_fallback import skeleton, tensor_names
+from tidegate.models.transformers_fallback import check_tokens_apart, skeleton, tensor_names
 from tidegate.models.weights import fill
 
 
@@ -36,6 +36,7 @@ class TransformersSource:
                 out.copy_(state[part])
 
             fill(self.spec, into, read, progress)
+        check_tokens_apart(self.spec, into)
 
     def _name_in(self, where: Mapping[str, Any], stored: str) -> str | None:
         """The checkpoint's name of a tensor: any of its own, with or without the prefix of the model's decoder."""

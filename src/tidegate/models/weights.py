@@ -35,7 +35,8 @@ from tidegate.base.specs import ExpertsSpec, LatentSpec, ModelSpec
 
 
 class Part(NamedTuple):
-    """Rows ``start`` to ``start + shape[0] - 1`` of ``tensor``: one tensor of a checkpoint."""
+    """Rows ``start`` to ``start + shape[0] - 1`` of ``tensor``, or all of it if it is a single number: one tensor of a
+    checkpoint."""
 
     tensor: str
     start: int
@@ -43,7 +44,8 @@ class Part(NamedTuple):
 
     def of(self, weights: dict[str, torch.Tensor]) -> torch.Tensor:
         """The view to fill, of ``shape``."""
-        return weights[self.tensor].narrow(0, self.start, self.shape[0])
+        whole = weights[self.tensor]
+        return whole.narrow(0, self.start, self.shape[0]) if self.shape else whole
 
 
 def parts(spec: ModelSpec) -> dict[str, Part]:
@@ -145,7 +147,7 @@ def layout(spec: ModelSpec) -> dict[str, tuple[int, ...]]:
     """Name to shape of every tensor that a model of this spec needs, in the order in which they are used."""
     shapes: dict[str, tuple[int, ...]] = {}
     for part in parts(spec).values():
-        shapes[part.tensor] = (part.start + part.shape[0], *part.shape[1:])
+        shapes[part.tensor] = (part.start + part.shape[0], *part.shape[1:]) if part.shape else ()
     return shapes
 
 
