@@ -139,9 +139,13 @@ class Binder:
             self._queues.order.served(r, count)
         if not slices and not decodes:
             return None
-        batch = Batch(self._next_batch_id, 1.0, slices, slots, positions, tables, setups)
-        self._next_batch_id += 1
+        batch = Batch(self.next_id(), 1.0, slices, slots, positions, tables, setups)
         return Bound(batch, Flight(batch.id, 1.0, prefills, decodes, Work.of(batch)), released)
+
+    def next_id(self) -> int:
+        """Of a batch."""
+        self._next_batch_id += 1
+        return self._next_batch_id - 1
 
     def preempt(self, request: Request) -> None:
         """Takes an idle request off the device; it will be computed again when there is room."""

@@ -38,6 +38,7 @@ from tidegate.core.lanes import Flight, Lane
 from tidegate.core.queues import Queues
 from tidegate.core.request import PATIENCE_SECONDS, Request, State
 from tidegate.core.residency import Residency
+from tidegate.core.steady import SteadyRun, steps_left
 from tidegate.policy.modes import MODES, Mode
 from tidegate.policy.order import order_by_name
 from tidegate.policy.rule import Budget
@@ -145,8 +146,7 @@ class Core:
         result = event.result
         lane = self.lanes[event.lane]
         flight = lane.land(result.id)
-        lane.count(flight, result.seconds)
-        self.gate.observe(Observation(lane.name, flight.share, flight.beside, flight.work, result.seconds))
+        self._account(lane, flight, result.seconds, now)
         tokens = iter(result.tokens)
         logprobs = iter(result.logprobs) if result.logprobs else None
         for request, end, samples in flight.prefills:
@@ -165,9 +165,6 @@ class Core:
                 request.prompt_done()
                 self._queues.decoding[request.id] = request
                 self._append(request, token, logprob, now, hold=lane.spec is not None and not lane.spec.decodes)
-        if flight.decodes:
-            self._schedule.step(now - max(self._stepped_s, now - PACE_LIMIT_SECONDS))
-            self._stepped_s = now
         for request, token in zip(flight.decodes, tokens, strict=True):
             logprob = next(logprobs) if logprobs else None
             request.in_flight -= 1
@@ -175,6 +172,14 @@ class Core:
                 self._let_go(request)
                 continue
             self._append(request, token, logprob, now)
+
+    def _account(self, lane: Lane, flight: Flight, seconds: float, now: float) -> None:
+        """A batch has been run, and took so long."""
+        lane.count(flight, seconds)
+        self.gate.observe(Observation(lane.name, flight.share, flight.beside, flight.work, seconds))
+        if flight.decodes:
+            self._schedule.step(now - max(self._stepped_s, now - PACE_LIMIT_SECONDS))
+            self._stepped_s = now
 
     def _lane_ready(self, event: LaneReady) -> None:
         lane = self._lane(event.lane)
@@ -221,19 +226,24 @@ class Core:
                 for request in bound.released:
                     self._release(request, now)
                 launches.append((lane, bound))
-        actions: list[Action] = []
-        if self.gate.shares != self.shares:
-            self.shares = dict(self.gate.shares)
-            actions.append(Resize(self.shares))
+        actions: list[Action] = self._follow_gate()
         for lane, (batch, flight, _) in launches:
             flight.beside = self._others_in_flight(lane)
             batch.share = flight.share = self._share(lane) if flight.beside else 1.0
             actions.append(Launch(lane.name, batch))
         return actions
 
+    def _follow_gate(self) -> list[Action]:
+        if self.gate.shares == self.shares:
+            return []
+        self.shares = dict(self.gate.shares)
+        return [Resize(self.shares)]
+
     def _plan(self, lane: Lane, now: float) -> Bound | None:
         spec, config = lane.spec, self.config
         assert spec is not None
+        if not self._queues.serve(spec.phases):
+            return None
         busy, ready = self._others_in_flight(lane), self._others_have_work(lane)
         outlook = self.gate.outlook(spec.name, alone=not busy and not ready)
         view = LaneView(lane, self._queues, self._residency, now, outlook)
@@ -248,7 +258,8 @@ class Core:
     def _load(self, view: LaneView, now: float, busy: bool, ready: bool) -> Load:
         """What the gate needs to know of the queues."""
         pressing = [Pressing(r.launched, r.remaining, r.deadline_s) for r in view.prompts[:PRESSING]]
-        return Load(now, view.lane.name, view.decoding, pressing, self._spares(now), busy, ready)
+        spares = self._spares(now) if pressing else []  # only prompts could use them
+        return Load(now, view.lane.name, view.decoding, pressing, spares, busy, ready)
 
     def _spares(self, now: float) -> list[float]:
         slo = self.config.slo
@@ -276,6 +287,32 @@ class Core:
                 if prefill or decode:
                     return True
         return False
+
+    # ---- steps that are bound to come
+
+    def steady(self, name: str) -> SteadyRun | None:
+        """If lane ``name``'s next batch is bound to be the decodes of the one in flight, unless an event comes first."""
+        lane, queues = self._lane(name), self._queues
+        if queues.waiting or queues.prefilling or len(lane.flights) != 1 or lane.ending or self._others_in_flight(lane):
+            return None
+        flight = lane.flights[0]
+        if not self._decodes_alone(lane) or flight.prefills or flight.decodes != list(queues.decoding.values()):
+            return None
+        left = steps_left(flight.decodes, self._residency)
+        if left < 1:
+            return None
+        return SteadyRun(lane, left, self._binder, self._residency, self._offer, self._acknowledge)
+
+    def _decodes_alone(self, lane: Lane) -> bool:
+        return [spec for spec in self.mode.lanes if spec.decodes] == [lane.spec]
+
+    def _offer(self, lane: Lane, decode: Work, now: float) -> None:
+        self.gate.allow(Load(now, lane.name, decode, [], [], other_busy=False, other_ready=False))
+        self._follow_gate()
+
+    def _acknowledge(self, lane: Lane, flight: Flight, seconds: float, now: float) -> None:
+        self._account(lane, flight, seconds, now)
+        self._follow_gate()
 
     # ---- lanes and modes
 
