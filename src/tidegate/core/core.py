@@ -247,11 +247,13 @@ class Core:
         busy, ready = self._others_in_flight(lane), self._others_have_work(lane)
         outlook = self.gate.outlook(spec.name, alone=not busy and not ready)
         view = LaneView(lane, self._queues, self._residency, now, outlook)
-        allowance = self.gate.allow(self._load(view, now, busy, ready))
+        load = self._load(view, now, busy, ready)
+        allowance = self.gate.allow(load)
+        if not allowance.tokens and not spec.decodes:
+            return None
         room = None
         if allowance.costs is not None:
-            decode = view.decoding if spec.decodes else Work()
-            room = TimedRoom(allowance, decode, config.slice_quantum_tokens)
+            room = TimedRoom(allowance, load.decode, config.slice_quantum_tokens)
         plan = spec.rule(view, Budget(allowance.tokens, config.max_slices, room))
         return self._binder.bind(lane, plan)
 
@@ -259,7 +261,9 @@ class Core:
         """What the gate needs to know of the queues."""
         pressing = [Pressing(r.launched, r.remaining, r.deadline_s) for r in view.prompts[:PRESSING]]
         spares = self._spares(now) if pressing else []  # only prompts could use them
-        return Load(now, view.lane.name, view.decoding, pressing, spares, busy, ready)
+        spec = view.lane.spec
+        decode = view.decoding if spec and spec.decodes else Work()
+        return Load(now, view.lane.name, decode, pressing, spares, busy, ready)
 
     def _spares(self, now: float) -> list[float]:
         slo = self.config.slo
@@ -378,6 +382,9 @@ class Core:
         when that lane's next step starts, so that the wait for it counts to TTFT and not to the gap that follows."""
         request.tokens.append(token)
         request.losses = 0
+        if request.plain and request.first_s is not None and len(request.tokens) < request.limit:
+            self._outputs.append(Output(request.id, [token]))
+            return
         finish = None
         if token in request.stop_ids:
             finish = "stop"

@@ -50,15 +50,15 @@ class BlockPool:
     def allocate(self, count: int) -> list[int]:
         """``count`` blocks, each with one reference. The caller has checked ``num_available``."""
         assert count <= self.num_available, "allocate asks for more than is available"
-        blocks = []
-        for _ in range(count):
-            if self._free:
-                block = self._free.pop()
-            else:
-                block, _ = self._cached.popitem(last=False)
-                self._forget(block)
-            self._refs[block] = 1
+        left = max(0, len(self._free) - count)
+        blocks = self._free[: left - 1 if left else None : -1]
+        del self._free[left:]
+        while len(blocks) < count:
+            block, _ = self._cached.popitem(last=False)
+            self._forget(block)
             blocks.append(block)
+        for block in blocks:
+            self._refs[block] = 1
         return blocks
 
     def lookup(self, key: bytes) -> int | None:
@@ -81,15 +81,16 @@ class BlockPool:
     def release(self, blocks: Sequence[int]) -> None:
         """Drops one reference of each. Of a sequence's blocks the last is given away first: the heads of prefixes
         are worth most."""
+        refs, keys, free = self._refs, self._key_of, self._free
         for block in reversed(blocks):
-            refs = self._refs[block] - 1
-            assert refs >= 0, "a block was released more often than taken"
-            self._refs[block] = refs
-            if refs == 0:
-                if block in self._key_of:
+            refs[block] = left = refs[block] - 1
+            if not left:
+                if block in keys:
                     self._cached[block] = None
                 else:
-                    self._free.append(block)
+                    free.append(block)
+            else:
+                assert left > 0, "a block was released more often than taken"
 
     def clear_cached(self) -> int:
         """Frees every cached block, and forgets the keys of used ones. Returns how many were freed."""

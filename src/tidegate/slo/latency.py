@@ -11,6 +11,7 @@ decode rows read. While two lanes run, each is slowed down by the other, by a fa
 """
 
 import bisect
+import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -62,22 +63,33 @@ class Costs(msgspec.Struct, frozen=True):
         return values[i - 1] + (values[i] - values[i - 1]) * (max(tokens, knots[0]) - low) / (high - low)
 
     def seconds(self, work: Work) -> float:
-        attention = self.pair_s * work.pairs + self.reused_s * work.reused + self.context_s * work.context
-        return self.dense(work.new + work.rows) + attention
+        return self.dense(work.new + work.rows) + self._attention(work.pairs, work.reused, work.context)
 
     def most_new(self, work: Work, start: int, most: int, seconds: float, quantum: int = 1) -> int:
         """The most prompt tokens of a slice from ``start``, at most ``most``, with which ``work`` still takes at most
         ``seconds``; 0 if there are none. All of ``most``, or a multiple of ``quantum``."""
-        if self.seconds(work.and_slice(start, most)) <= seconds:
-            return most
-        low, high = 0, (most - 1) // quantum  # multiples: low fits, what lies above high does not
-        while low < high:
-            middle = (low + high + 1) // 2
-            if self.seconds(work.and_slice(start, middle * quantum)) <= seconds:
-                low = middle
-            else:
-                high = middle - 1
-        return low * quantum
+        left = seconds - self._attention(work.pairs, work.reused + start, work.context)
+        fit = self._most_dense(left, work.new + work.rows, start)
+        return most if fit >= most else fit // quantum * quantum
+
+    def _most_dense(self, seconds: float, done: int, start: int) -> int:
+        """The most ``new`` for which dense(done + new) + pair_s · new · (start + new / 2) is at most ``seconds``."""
+        knots, values, pair_s = self.tokens, self.dense_s, self.pair_s
+
+        def at_knot(i: int) -> float:
+            new = max(0, knots[i] - done)
+            return values[i] + pair_s * new * (start + new / 2)
+
+        after = min(bisect.bisect_right(range(len(knots)), seconds, key=at_knot), len(knots) - 1)
+        before = max(0, after - 1)
+        slope = (values[after] - values[before]) / (knots[after] - knots[before]) if after else 0.0
+        constant = values[before] + slope * (done - knots[before]) - seconds
+        linear = slope + pair_s * start
+        steep = linear + math.sqrt(max(0.0, linear * linear - 2.0 * pair_s * constant))
+        return int(-2.0 * constant / steep) if constant < 0 < steep else 0
+
+    def _attention(self, pairs: float, reused: int, context: int) -> float:
+        return self.pair_s * pairs + self.reused_s * reused + self.context_s * context
 
 
 class Division(msgspec.Struct, frozen=True):
