@@ -23,6 +23,9 @@ from tidegate.server.load_tokenizer import load_tokenizer
 from tidegate.server.run import listen, serve
 from tidegate.server.settings import ServerSettings
 from tidegate.server.tokenizer import Tokenizer
+from tidegate.slo.gates import GATES
+from tidegate.slo.goodput import Metric
+from tidegate.slo.parse import parse_slo
 
 DEMO = "smollm2"
 
@@ -116,9 +119,27 @@ def add_serve(command: argparse.ArgumentParser) -> None:
     )
     group.add_argument(
         "--order",
-        default="shortest",
         choices=ORDERS,
-        help="of waiting prompts; shortest: with ageing (default: shortest)",
+        help="of waiting prompts. shortest: with ageing; slack: as many as can be in time for their first token "
+        "(default: slack with --slo, else shortest)",
+    )
+    group.add_argument(
+        "--slo",
+        metavar="LIMITS",
+        help='what to hold, e.g. "ttft=500ms,tpot=25ms"; a request may bring its own in the header X-SLO',
+    )
+    group.add_argument(
+        "--slo-metric",
+        default="tpot",
+        choices=[str(metric) for metric in Metric],
+        help="what the limit on TPOT is for. tpot: a request's mean; gap: every gap between two of its tokens "
+        "(default: tpot)",
+    )
+    group.add_argument(
+        "--gate",
+        choices=GATES,
+        help="who sets shares and slices. static: you; semi-pd, drift: rules for mode semi; auto: for mode auto "
+        "(default: the mode's own)",
     )
     group.add_argument(
         "--max-num-seqs", type=int, metavar="N", help="requests on the device at once (default: 64, on a GPU 256)"
@@ -289,6 +310,8 @@ def engine_config(arguments: argparse.Namespace, model: str) -> EngineConfig:
         mode=arguments.mode,
         prefill_share=arguments.prefill_share,
         order=arguments.order,
+        gate=arguments.gate,
+        slo=parse_slo(arguments.slo, Metric(arguments.slo_metric)) if arguments.slo else None,
         max_model_len=arguments.max_model_len,
         max_num_seqs=arguments.max_num_seqs,
         max_num_batched_tokens=arguments.max_num_batched_tokens,

@@ -63,7 +63,7 @@ def reading(simulated):
         "device": [values(r) for r in device._running.values()],
         "busy": (dict(device.busy_s), device.beside_s, device._rng.getstate()),
         "stats": msgspec.to_builtins(core.stats()),
-        "lanes": {name: [values(flight) for flight in lane.flights] for name, lane in core.lanes.items()},
+        "lanes": {name: values(lane) for name, lane in core.lanes.items()},
         "requests": {name: values(request) for name, request in core.requests.items()},
         "queues": [[r.id for r in q] for q in (queues.waiting, queues.prefilling.values(), queues.decoding.values())],
         "blocks": values(residency.blocks),

@@ -32,4 +32,14 @@ class Stats(msgspec.Struct):
     handover_copied_bytes: int = 0
     preemptions: int = 0
     finished: dict[str, int] = {}  # by finish reason
+    late: int = 0  # prompts that can't make their SLO on TTFT any more, of those that wait or prefill
+    order: str = ""
+    max_num_batched_tokens: int = 0
+    slice_ms: float = 0.0
+    gate: str = ""
+    gate_choices: dict[str, int] = {}  # batches by what the gate chose
+    gate_moves: int = 0
+    slo_ttft_s: float | None = None
+    slo_tpot_s: float | None = None
+    slo_metric: str = ""
     lanes: dict[str, LaneStats] = {}

@@ -21,6 +21,7 @@ class CoreConfig(msgspec.Struct, frozen=True):
     max_model_len: int
     vocab_size: int
     max_num_batched_tokens: int
+    max_prefill_tokens: int = 1 << 30  # prompt tokens that the device takes in one batch
     mode: str = "semi"
     shares: dict[str, float] = msgspec.field(default_factory=lambda: {"P": 0.5, "D": 0.5})
     order: str = "shortest"
@@ -41,6 +42,7 @@ class CoreConfig(msgspec.Struct, frozen=True):
     def limits(self) -> Limits:
         return Limits(
             max_num_batched_tokens=self.max_num_batched_tokens,
+            max_prefill_tokens=self.max_prefill_tokens,
             slice_seconds=self.slice_seconds,
             min_slice_tokens=self.min_slice_tokens,
             slice_quantum_tokens=self.slice_quantum_tokens,
@@ -60,6 +62,8 @@ class CoreConfig(msgspec.Struct, frozen=True):
                 f"the KV cache holds {self.num_blocks * self.block_size} tokens, fewer than --max-model-len "
                 f"{self.max_model_len}; lower --max-model-len or give the KV cache more memory"
             )
+        if self.slice_seconds <= 0:
+            raise ConfigError("--slice-ms must be above 0")
         if self.max_num_seqs < 1 or self.max_num_batched_tokens < 1:
             raise ConfigError("--max-num-seqs and --max-num-batched-tokens must be at least 1")
         check_shares(self.shares)
@@ -74,7 +78,7 @@ def check_shares(shares: dict[str, float]) -> None:
 
 
 def tuned(config: CoreConfig, asked: Tuned) -> CoreConfig:
-    """``config`` with the settings that ``asked`` names."""
+    """``config`` with the settings that ``asked`` names. Raises ConfigError for a metric that there is not."""
     changed: dict[str, Any] = {
         name: value
         for name, value in (
@@ -85,6 +89,9 @@ def tuned(config: CoreConfig, asked: Tuned) -> CoreConfig:
         )
         if value is not None
     }
+    metrics = [str(metric) for metric in Metric]
+    if asked.slo_metric is not None and asked.slo_metric not in metrics:
+        raise ConfigError(f"unknown SLO metric {asked.slo_metric!r}; choose one of {', '.join(metrics)}")
     if asked.ttft_s is not None or asked.tpot_s is not None or asked.slo_metric is not None:
         known = config.slo or Slo(math.inf, math.inf)
         changed["slo"] = Slo(

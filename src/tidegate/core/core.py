@@ -176,7 +176,8 @@ class Core:
     def _account(self, lane: Lane, flight: Flight, seconds: float, now: float) -> None:
         """A batch has been run, and took so long."""
         lane.count(flight, seconds)
-        self.gate.observe(Observation(lane.name, flight.share, flight.beside, flight.work, seconds))
+        took_s = lane.took(flight, seconds, now)
+        self.gate.observe(Observation(lane.name, flight.share, flight.beside, flight.work, took_s))
         if flight.decodes:
             self._schedule.step(now - max(self._stepped_s, now - PACE_LIMIT_SECONDS))
             self._stepped_s = now
@@ -254,7 +255,7 @@ class Core:
         room = None
         if allowance.costs is not None:
             room = TimedRoom(allowance, load.decode, config.slice_quantum_tokens)
-        plan = spec.rule(view, Budget(allowance.tokens, config.max_slices, room))
+        plan = spec.rule(view, Budget(allowance.tokens, config.max_prefill_tokens, config.max_slices, room))
         return self._binder.bind(lane, plan)
 
     def _load(self, view: LaneView, now: float, busy: bool, ready: bool) -> Load:
@@ -458,7 +459,7 @@ class Core:
     # ---- readings
 
     def stats(self) -> Stats:
-        residency, blocks = self._residency, self._residency.blocks
+        residency, blocks, config = self._residency, self._residency.blocks, self.config
         for lane in self.lanes.values():
             lane.stats.alive = lane.alive
             lane.stats.phases = lane.spec.phases if lane.spec else ""
@@ -478,5 +479,15 @@ class Core:
             handovers=self._binder.totals.handovers,
             preemptions=self._binder.totals.preemptions,
             finished=dict(self._finished),
+            late=sum(r.late for r in (*self._queues.waiting, *self._queues.prefilling.values())),
+            order=config.order,
+            max_num_batched_tokens=config.max_num_batched_tokens,
+            slice_ms=config.slice_seconds * 1e3,
+            gate=self.gate.name,
+            gate_choices=dict(self.gate.choices),
+            gate_moves=self.gate.moves,
+            slo_ttft_s=config.slo.ttft_s if config.slo else None,
+            slo_tpot_s=config.slo.tpot_s if config.slo else None,
+            slo_metric=str(config.slo.metric) if config.slo else "",
             lanes={name: lane.stats for name, lane in self.lanes.items()},
         )

@@ -26,6 +26,7 @@ class Flight:
     decodes: list[Request]
     work: Work
     beside: bool = False  # whether another lane had work in flight at its launch
+    chained: bool = False  # launched behind another one, so that it starts when that ends
 
     def requests(self) -> list[Request]:
         return [*(row.request for row in self.prefills), *self.decodes]
@@ -39,6 +40,7 @@ class Lane:
         self.flights: deque[Flight] = deque()
         self.ending = False  # the batch in flight is about to end
         self.stats = LaneStats()
+        self._landed_s = 0.0  # when its last batch ended
 
     @property
     def idle(self) -> bool:
@@ -50,6 +52,7 @@ class Lane:
         return self.alive and self.spec is not None and (not in_flight or (in_flight == 1 and self.ending))
 
     def take(self, flight: Flight) -> None:
+        flight.chained = bool(self.flights)
         self.flights.append(flight)
         self.ending = False
 
@@ -59,6 +62,12 @@ class Lane:
         self.ending = False
         assert flight.batch_id == batch_id, "a lane acknowledged batches out of order"
         return flight
+
+    def took(self, flight: Flight, seconds: float, now: float) -> float:
+        """From the end of the batch before to the end of this one, if it was chained to it: what a token waits for.
+        Otherwise ``seconds``, its time on the device."""
+        before, self._landed_s = self._landed_s, now
+        return now - before if flight.chained else seconds
 
     def count(self, flight: Flight, seconds: float) -> None:
         self.stats.busy_seconds += seconds

@@ -9,6 +9,7 @@ from tidegate.base.specs import PoolSpec
 from tidegate.models.sources import ModelSource
 from tidegate.node.config import EngineConfig
 from tidegate.node.lane_host import LaneHost
+from tidegate.slo.latency import Padding
 
 Progress = Callable[[str, float], None]
 
@@ -23,6 +24,7 @@ class Traits:
     max_slices: int  # prompts in one batch
     max_prefill_tokens: int  # of one batch
     prefill_tokens_per_s: float  # a first guess
+    padding: Padding  # of batches
     max_num_seqs: int  # where the user does not say
     max_num_batched_tokens: int  # the same
 

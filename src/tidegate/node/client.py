@@ -10,6 +10,7 @@ from collections.abc import Callable
 import msgspec
 
 from tidegate.base.errors import ConfigError, EngineDead, RequestError
+from tidegate.base.events import Tuned
 from tidegate.base.request import RequestSpec
 from tidegate.base.stats import Stats
 from tidegate.node import wire
@@ -113,6 +114,9 @@ class EngineProcess:
 
     async def set_shares(self, shares: dict[str, float]) -> Stats:
         return await self._ask(wire.Ask(self._next_seq(), shares=shares))
+
+    async def tune(self, settings: Tuned) -> Stats:
+        return await self._ask(wire.Ask(self._next_seq(), tuned=settings))
 
     async def reset_prefix_cache(self) -> Stats:
         return await self._ask(wire.Ask(self._next_seq(), reset_prefix_cache=True))

@@ -2,6 +2,8 @@
 
 import msgspec
 
+from tidegate.slo.goodput import Slo
+
 
 class EngineConfig(msgspec.Struct, frozen=True):
     model: str  # a directory, a .gguf file, a hub id, or a config.json for dummy weights
@@ -11,7 +13,9 @@ class EngineConfig(msgspec.Struct, frozen=True):
     quantization: str | None = None  # or "int8": weights in int8, activations in int8 as they are multiplied
     mode: str = "semi"
     prefill_share: float = 0.5  # of the compute, while prefill and decode both run
-    order: str = "shortest"
+    order: str | None = None  # None: by slack where there is an SLO, else shortest first
+    gate: str | None = None  # who sets the shares and the sizes of slices; None: the mode's own
+    slo: Slo | None = None
     max_model_len: int | None = None  # None: the model's own, as far as the KV cache holds it
     max_num_seqs: int | None = None  # None: as suits the device
     max_num_batched_tokens: int | None = None  # the same

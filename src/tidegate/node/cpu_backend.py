@@ -11,6 +11,7 @@ from tidegate.node.config import EngineConfig
 from tidegate.node.lane_host import LaneHost
 from tidegate.node.process_lanes import ProcessLanes
 from tidegate.node.sizing import host_kv_bytes, pool_of
+from tidegate.slo.latency import Padding
 
 FLOAT_BYTES = 4
 
@@ -22,6 +23,7 @@ class CpuBackend:
         slice_quantum_tokens=16,
         max_slices=1 << 20,
         max_prefill_tokens=1 << 20,
+        padding=Padding(),
         prefill_tokens_per_s=500.0,
         max_num_seqs=64,
         max_num_batched_tokens=2048,

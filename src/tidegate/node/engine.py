@@ -5,6 +5,7 @@ from collections.abc import AsyncIterator
 from typing import Protocol
 
 from tidegate.base.errors import EngineDead
+from tidegate.base.events import Tuned
 from tidegate.base.request import Output, RequestSpec
 from tidegate.base.stats import Stats
 from tidegate.node.wire import EngineInfo
@@ -66,6 +67,10 @@ class Engine(Protocol):
 
     async def set_shares(self, shares: dict[str, float]) -> Stats:
         """Raises RequestError for shares that are not a division of the compute among the mode's lanes."""
+        ...
+
+    async def tune(self, settings: Tuned) -> Stats:
+        """Changes settings while serving. Raises RequestError for settings that do not go together."""
         ...
 
     async def reset_prefix_cache(self) -> Stats: ...

@@ -27,6 +27,7 @@ from tidegate.runner.gpu_runner import (
     GpuRunner,
 )
 from tidegate.runner.step_graph import MAX_SLICES, Scratch, StepShape
+from tidegate.slo.latency import Padding
 
 DTYPE = "bfloat16"
 DTYPE_BYTES = 2
@@ -57,6 +58,7 @@ class GpuBackend:
             slice_quantum_tokens=64,
             max_slices=MAX_SLICES,
             max_prefill_tokens=PREFILL_STEPS[-1],
+            padding=Padding(),
             prefill_tokens_per_s=USEFUL_FLOPS / (2 * elements),
             max_num_seqs=DECODE_STEPS[-1],
             max_num_batched_tokens=8192,

@@ -24,6 +24,7 @@ from tidegate.node.backend import Traits, make_backend
 from tidegate.node.config import EngineConfig
 from tidegate.node.node import Node, OnEvent
 from tidegate.policy.modes import MODES
+from tidegate.slo.latency import rough
 
 
 def run(channel: wire.Channel, config: EngineConfig) -> None:
@@ -69,17 +70,20 @@ def run(channel: wire.Channel, config: EngineConfig) -> None:
 
 
 def core_config(config: EngineConfig, traits: Traits, vocab_size: int, pool: PoolSpec) -> CoreConfig:
-    batched_tokens = config.max_num_batched_tokens or traits.max_num_batched_tokens
     return CoreConfig(
         num_blocks=pool.num_blocks,
         block_size=pool.block_size,
         max_num_seqs=pool.max_num_seqs,
         max_model_len=pool.max_model_len,
         vocab_size=vocab_size,
-        max_num_batched_tokens=min(batched_tokens, traits.max_prefill_tokens),
+        max_num_batched_tokens=config.max_num_batched_tokens or traits.max_num_batched_tokens,
+        max_prefill_tokens=traits.max_prefill_tokens,
         mode=config.mode,
         shares={"P": config.prefill_share, "D": 1.0 - config.prefill_share},
-        order=config.order,
+        order=config.order or ("slack" if config.slo else "shortest"),
+        gate=config.gate,
+        slo=config.slo,
+        latency=rough(traits.prefill_tokens_per_s),
         prefix_caching=config.prefix_caching,
         prefix_secret=os.urandom(32),
         max_waiting=config.max_waiting,

@@ -131,12 +131,15 @@ class Node:
             if ask.mode is not None:
                 if ask.mode not in MODES:
                     raise ConfigError(f"unknown mode {ask.mode!r}; choose one of {', '.join(MODES)}")
-                self._mode_asked.append(ask)
                 self._handle(ModeSet(ask.mode))
+                self._mode_asked.append(ask)
+                self._answer_modes()
                 return
             if ask.shares is not None:
                 check_shares(ask.shares)
                 self._handle(SharesSet(ask.shares))
+            if ask.tuned is not None:
+                self._handle(ask.tuned)
             if ask.reset_prefix_cache:
                 self._handle(CacheReset())
         except ConfigError as error:

@@ -18,6 +18,7 @@ from typing import Any
 import msgspec
 
 from tidegate.base.batch import Batch, BatchResult
+from tidegate.base.events import Tuned
 from tidegate.base.request import Output, RequestSpec
 from tidegate.base.specs import ModelSpec, PoolSpec, Region
 from tidegate.base.stats import Stats
@@ -53,6 +54,7 @@ class Ask(msgspec.Struct, tag="ask"):
     seq: int
     mode: str | None = None
     shares: dict[str, float] | None = None
+    tuned: Tuned | None = None
     reset_prefix_cache: bool = False
 
 

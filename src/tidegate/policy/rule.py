@@ -48,6 +48,7 @@ class Budget(NamedTuple):
     """Of one batch. A hybrid batch's decodes count as tokens too."""
 
     tokens: int
+    prompt_tokens: int  # of these at most
     prompts: int  # that may have a slice in it
     room: Room | None = None  # None: as many tokens as are left
 
@@ -61,7 +62,7 @@ class BatchRule(Protocol):
 def fill(view: View, budget: Budget) -> list[tuple[Any, int]]:
     """Prompt tokens up to the budget, best candidate first, the last one cut to fit."""
     chosen: list[tuple[Any, int]] = []
-    tokens = budget.tokens
+    tokens = min(budget.tokens, budget.prompt_tokens)
     if tokens > 0:
         for candidate in view.prefills():
             count = most = min(candidate.remaining, tokens)

@@ -6,10 +6,13 @@ import msgspec
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
+from tidegate.base.errors import ConfigError
+from tidegate.base.events import Tuned
 from tidegate.server.body import read_json
 from tidegate.server.context import Context
 from tidegate.server.errors import bad_request
-from tidegate.server.protocol import ModeRequest, SharesRequest, parse
+from tidegate.server.protocol import ModeRequest, SettingsRequest, SharesRequest, parse
+from tidegate.slo.parse import parse_limits
 
 
 def admin_routes(context: Context) -> APIRouter:
@@ -32,6 +35,25 @@ def admin_routes(context: Context) -> APIRouter:
         if abs(asked.prefill + asked.decode - 1) > 1e-6:
             raise bad_request("'prefill' and 'decode' must together be 1.", "decode")
         return _json(await engine.set_shares({"P": asked.prefill, "D": asked.decode}))
+
+    @router.post("/admin/settings")
+    async def settings(request: Request) -> Response:
+        """Changes settings while serving, as ``{"max_num_batched_tokens": 512, "slo": "ttft=500ms,tpot=25ms"}``."""
+        asked = parse(await read_json(request, context.settings.max_body_bytes), SettingsRequest)
+        try:
+            limits = parse_limits(asked.slo) if asked.slo else {}
+        except ConfigError as error:
+            raise bad_request(str(error), "slo") from None
+        tuned = Tuned(
+            max_num_batched_tokens=asked.max_num_batched_tokens,
+            slice_ms=asked.slice_ms,
+            order=asked.order,
+            gate=asked.gate,
+            ttft_s=limits.get("ttft"),
+            tpot_s=limits.get("tpot"),
+            slo_metric=asked.slo_metric,
+        )
+        return _json(await engine.tune(tuned))
 
     @router.post("/admin/mode")
     async def mode(request: Request) -> Response:

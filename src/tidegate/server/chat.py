@@ -14,7 +14,7 @@ from tidegate.server.context import Context
 from tidegate.server.errors import bad_request
 from tidegate.server.generation import Choice, Delta
 from tidegate.server.logprobs import chat_logprobs
-from tidegate.server.plan import answer_head, answer_options, delivery, plan_choices
+from tidegate.server.plan import SLO_HEADER, answer_head, answer_options, delivery, plan_choices
 from tidegate.server.prompts import chat_prompt
 from tidegate.server.protocol import ChatRequest, parse, refuse_unsupported
 from tidegate.server.respond import GenerationResponse
@@ -63,6 +63,7 @@ def chat_routes(context: Context) -> APIRouter:
             asked,
             [prompt],
             arrived=arrived,
+            slo=request.headers.get(SLO_HEADER),
             prompt_param="messages",
             max_tokens=asked.max_completion_tokens or asked.max_tokens,
             default_max_tokens=None,

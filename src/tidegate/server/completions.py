@@ -13,7 +13,7 @@ from tidegate.server.context import Context
 from tidegate.server.errors import bad_request
 from tidegate.server.generation import Delta
 from tidegate.server.logprobs import completion_logprobs
-from tidegate.server.plan import answer_head, answer_options, delivery, plan_choices
+from tidegate.server.plan import SLO_HEADER, answer_head, answer_options, delivery, plan_choices
 from tidegate.server.prompts import completion_prompts
 from tidegate.server.protocol import CompletionRequest, parse, refuse_unsupported
 from tidegate.server.respond import GenerationResponse
@@ -57,6 +57,7 @@ def completion_routes(context: Context) -> APIRouter:
             asked,
             prompts,
             arrived=arrived,
+            slo=request.headers.get(SLO_HEADER),
             prompt_param="prompt",
             max_tokens=asked.max_tokens,
             default_max_tokens=_DEFAULT_MAX_TOKENS,

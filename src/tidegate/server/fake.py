@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 import msgspec
 
 from tidegate.base.errors import EngineDead, RequestError
+from tidegate.base.events import Tuned
 from tidegate.base.request import Output, RequestSpec, TokenLogprob
 from tidegate.base.specs import ModelSpec, PoolSpec
 from tidegate.base.stats import LaneStats, Stats
@@ -62,6 +63,7 @@ class FakeEngine:
         self.alive = True
         self.submitted: list[RequestSpec] = []
         self.aborted: list[str] = []
+        self.tuned: list[Tuned] = []
         self._script = script
         self._step_s = step_s
         self._running: dict[str, _Running] = {}
@@ -109,6 +111,10 @@ class FakeEngine:
             raise RequestError(f"Shares are for the lanes {', '.join(self.statistics.lanes)}.")
         for lane, share in shares.items():
             self.statistics.lanes[lane].share = share
+        return await self.stats()
+
+    async def tune(self, settings: Tuned) -> Stats:
+        self.tuned.append(settings)
         return await self.stats()
 
     async def reset_prefix_cache(self) -> Stats:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 import msgspec
 
 from tidegate.base.clock import wall_s
+from tidegate.base.errors import ConfigError
 from tidegate.base.request import RequestSpec
 from tidegate.server.answer import AnswerHead, AnswerOptions
 from tidegate.server.context import Context
@@ -15,6 +16,9 @@ from tidegate.server.metrics import RequestTimes
 from tidegate.server.protocol import GenerationRequest
 from tidegate.server.respond import Delivery
 from tidegate.server.sampling import check_choices, next_seed, sampling_params, token_limit
+from tidegate.slo.parse import parse_limits
+
+SLO_HEADER = "X-SLO"  # "ttft=500ms,tpot=25ms", or one of the two: a request's own SLO
 
 
 def plan_choices(
@@ -27,14 +31,20 @@ def plan_choices(
     max_tokens: int | None,
     default_max_tokens: int | None,
     logprobs: int | None,
+    slo: str | None = None,
     echoes: Sequence[str] | None = None,
 ) -> list[Choice]:
     """``n`` choices for each prompt, in the order in which OpenAI numbers them.
 
-    ``arrived``: when the request came, from ``now_s``. ``echoes``: text to put before each prompt's choices.
+    ``arrived``: when the request came, from ``now_s``. ``slo``: its own one, as in ``SLO_HEADER``. ``echoes``:
+    text to put before each prompt's choices.
     Raises a 400 for limits that can't be kept.
     """
     n = check_choices(context, request, len(prompts))
+    try:
+        limits = parse_limits(slo) if slo else {}
+    except ConfigError as error:
+        raise bad_request(str(error), SLO_HEADER) from None
     sampling = sampling_params(context, request, logprobs)
     unique = uuid.uuid4().hex
     choices: list[Choice] = []
@@ -50,6 +60,8 @@ def plan_choices(
                 sampling=msgspec.structs.replace(sampling, seed=next_seed(sampling.seed, i)),
                 priority=request.priority or 0,
                 cache_salt=request.cache_salt or "",
+                ttft_s=limits.get("ttft"),
+                tpot_s=limits.get("tpot"),
             )
             choices.append(
                 Choice(

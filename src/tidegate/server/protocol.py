@@ -99,6 +99,17 @@ class SharesRequest(msgspec.Struct, kw_only=True):
     decode: Annotated[float, Meta(gt=0, lt=1)]
 
 
+class SettingsRequest(msgspec.Struct, kw_only=True):
+    """Settings to change while serving; what is absent stays. Names as in ``tidegate serve``."""
+
+    max_num_batched_tokens: Annotated[int, Meta(ge=1)] | None = None
+    slice_ms: Annotated[float, Meta(gt=0)] | None = None
+    order: str | None = None
+    gate: str | None = None
+    slo: str | None = None  # "ttft=500ms,tpot=25ms"
+    slo_metric: str | None = None
+
+
 class ModeRequest(msgspec.Struct, kw_only=True):
     mode: str
 

@@ -75,8 +75,9 @@ class AutoGate(Gate):
     def __init__(self, limits: Limits, slo: Slo, model: LatencyModel) -> None:
         self.limits, self.slo, self.model = limits, slo, model
         self.belief = Belief(model)
-        self.choices: dict[str, int] = {}  # batches of lane D by what was chosen
-        self.moves = 0  # of the share, and between fused and beside
+        self.name = "auto"
+        self.choices: dict[str, int] = {}
+        self.moves = 0
         self._division: Division | None = None  # in force; None: fused
         self._pace = Pace(model.whole, self._chunk, 1.0, 0.0)
 
@@ -105,12 +106,10 @@ class AutoGate(Gate):
     # ---- decode's next step
 
     def _step(self, load: Load) -> Allowance:
-        if load.other_busy:
-            return self._chose("decode beside prefill", Allowance(0))
         if not load.prompts:
-            return self._chose("decode", Allowance(0))
+            return self._chose("decode beside prefill" if load.other_busy else "decode", Allowance(0))
         whole, most = self.model.whole, self.limits.max_num_batched_tokens
-        if not load.decode.rows:
+        if not load.decode.rows and not load.other_busy:
             self._enter(None)
             seconds = self.limits.slice_seconds / self.belief.factor("D")
             self._pace = Pace(whole, self._chunk, 1.0, 0.0)
@@ -120,7 +119,8 @@ class AutoGate(Gate):
         if sum(prompt.remaining for prompt in load.prompts) > best.tokens:
             best = self._best_beside(load, limit, best)
         self._enter(best.division)
-        if best.division is not None:
+        if best.division is not None or load.other_busy:
+            # From side by side to fused decode goes on alone until the slice in flight is done.
             return self._chose("decode beside prefill", Allowance(0))
         # However late decode is, prefill goes on: with the least chunk.
         seconds = limit / self.belief.factor("D")
@@ -146,7 +146,11 @@ class AutoGate(Gate):
 
     @property
     def _chunk(self) -> int:
-        return min(self.CHUNK, self.limits.max_num_batched_tokens)
+        return min(self.CHUNK, self._most_prompt_tokens)
+
+    @property
+    def _most_prompt_tokens(self) -> int:
+        return min(self.limits.max_num_batched_tokens, self.limits.max_prefill_tokens)
 
     def _speed(self, load: Load, limit: float) -> float:
         """Of prefill beside decode whose steps take at most ``limit``, relative to the whole device's."""
@@ -159,7 +163,7 @@ class AutoGate(Gate):
     # ---- options
 
     def _fused(self, load: Load, limit: float) -> Option:
-        most = self.limits.max_num_batched_tokens - load.decode.rows
+        most = min(self.limits.max_num_batched_tokens - load.decode.rows, self.limits.max_prefill_tokens)
         start = load.prompts[0].start  # as if the first prompt went on for ever
         tokens = self.model.whole.most_new(load.decode, start, most, limit / self.belief.factor("D"))
         if not tokens:
@@ -178,7 +182,7 @@ class AutoGate(Gate):
 
     def _rate_beside(self, division: Division, start: int) -> float:
         slower = division.prefill_slowdown * self.belief.factor("P")
-        most = self.limits.max_num_batched_tokens
+        most = self._most_prompt_tokens
         tokens = division.prefill.most_new(Work(), start, most, self.limits.slice_seconds / slower)
         return tokens / (division.prefill.seconds(Work().and_slice(start, tokens)) * slower)
 

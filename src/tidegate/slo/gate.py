@@ -17,6 +17,7 @@ class Limits(msgspec.Struct, frozen=True):
     """What a device and its user allow one batch to be."""
 
     max_num_batched_tokens: int  # of a batch; a hybrid batch's decodes count too
+    max_prefill_tokens: int  # of its prompts
     slice_seconds: float  # that a slice may take, as predicted
     min_slice_tokens: int
     slice_quantum_tokens: int  # slices are whole multiples of it
@@ -95,6 +96,10 @@ class Outlook(Protocol):
 
 
 class Gate(Protocol):
+    name: str
+    choices: dict[str, int]  # batches by what was chosen for them
+    moves: int  # changes of the shares, and between fused and side by side
+
     @property
     def shares(self) -> dict[str, float]:
         """Of each lane while both run, for the next batches."""

@@ -5,13 +5,13 @@ A batch is described by five sums (``Work``). Its time on a place (the whole dev
     dense(new + rows)  +  pair_s · pairs  +  reused_s · reused  +  context_s · context
 
 ``dense`` is the time of everything that does not look at other tokens: piecewise linear, since matrix products are
-bound by reading the weights while they have few rows, by arithmetic when they have many, and are quantised in between.
-The other terms are attention: the arithmetic of prompt tokens (Σ new² and Σ new · reused), and the KV that slices and
-decode rows read. While two lanes run, each is slowed down by the other, by a factor of its own in each division.
+bound by reading the weights while they have few rows, by arithmetic when they have many, and are quantised in between;
+or a staircase, where batches are padded to fixed sizes (``Padding``). The other terms are attention: the arithmetic of
+prompt tokens (Σ new² and Σ new · reused), and the KV that slices and decode rows read. While two lanes run, each is
+slowed down by the other, by a factor of its own in each division.
 """
 
 import bisect
-import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -46,6 +46,17 @@ class Work(NamedTuple):
         return Work(self.new + new, self.pairs + new * (start + new / 2), self.reused + start, self.rows, self.context)
 
 
+class Padding(msgspec.Struct, frozen=True):
+    """To what a device pads batches: decode rows to a multiple of ``rows``, then all tokens to the next of ``tokens``
+    (ascending; empty: no further)."""
+
+    tokens: tuple[int, ...] = ()
+    rows: int = 1
+
+    def padded_rows(self, rows: int) -> int:
+        return -(-rows // self.rows) * self.rows
+
+
 class Costs(msgspec.Struct, frozen=True):
     """Of batches on one place. Seconds, and seconds per token."""
 
@@ -54,42 +65,41 @@ class Costs(msgspec.Struct, frozen=True):
     pair_s: float
     reused_s: float
     context_s: float
+    padding: Padding = Padding()
 
     def dense(self, tokens: int) -> float:
-        """Linear between the known points; constant below them, and on along the last two above."""
+        """Linear between the known points; constant below them, and on along the last two above. Where all batches are
+        padded, the time of the next known size."""
         knots, values = self.tokens, self.dense_s
+        if self.padding.tokens and tokens <= knots[-1]:
+            return values[bisect.bisect_left(knots, tokens)]
         i = min(max(bisect.bisect_right(knots, tokens), 1), len(knots) - 1)
         low, high = knots[i - 1], knots[i]
         return values[i - 1] + (values[i] - values[i - 1]) * (max(tokens, knots[0]) - low) / (high - low)
 
     def seconds(self, work: Work) -> float:
-        return self.dense(work.new + work.rows) + self._attention(work.pairs, work.reused, work.context)
+        attention = self.pair_s * work.pairs + self.reused_s * work.reused + self.context_s * work.context
+        return self.dense(work.new + self.padding.padded_rows(work.rows)) + attention
 
     def most_new(self, work: Work, start: int, most: int, seconds: float, quantum: int = 1) -> int:
         """The most prompt tokens of a slice from ``start``, at most ``most``, with which ``work`` still takes at most
         ``seconds``; 0 if there are none. All of ``most``, or a multiple of ``quantum``."""
-        left = seconds - self._attention(work.pairs, work.reused + start, work.context)
-        fit = self._most_dense(left, work.new + work.rows, start)
-        return most if fit >= most else fit // quantum * quantum
+        fixed = self.pair_s * work.pairs + self.reused_s * (work.reused + start) + self.context_s * work.context
+        done = work.new + self.padding.padded_rows(work.rows)
 
-    def _most_dense(self, seconds: float, done: int, start: int) -> int:
-        """The most ``new`` for which dense(done + new) + pair_s · new · (start + new / 2) is at most ``seconds``."""
-        knots, values, pair_s = self.tokens, self.dense_s, self.pair_s
+        def fits(new: int) -> bool:
+            return fixed + self.dense(done + new) + self.pair_s * new * (start + new / 2) <= seconds
 
-        def at_knot(i: int) -> float:
-            new = max(0, knots[i] - done)
-            return values[i] + pair_s * new * (start + new / 2)
-
-        after = min(bisect.bisect_right(range(len(knots)), seconds, key=at_knot), len(knots) - 1)
-        before = max(0, after - 1)
-        slope = (values[after] - values[before]) / (knots[after] - knots[before]) if after else 0.0
-        constant = values[before] + slope * (done - knots[before]) - seconds
-        linear = slope + pair_s * start
-        steep = linear + math.sqrt(max(0.0, linear * linear - 2.0 * pair_s * constant))
-        return int(-2.0 * constant / steep) if constant < 0 < steep else 0
-
-    def _attention(self, pairs: float, reused: int, context: int) -> float:
-        return self.pair_s * pairs + self.reused_s * reused + self.context_s * context
+        if fits(most):
+            return most
+        low, high = 0, (most - 1) // quantum  # multiples: low fits, what lies above high does not
+        while low < high:
+            middle = (low + high + 1) // 2
+            if fits(middle * quantum):
+                low = middle
+            else:
+                high = middle - 1
+        return low * quantum
 
 
 class Division(msgspec.Struct, frozen=True):
@@ -152,13 +162,14 @@ class Sample(msgspec.Struct, frozen=True):
     seconds: float
 
 
+NONE = Padding()
 NEAR = 1.2  # knots are kept this factor apart
 
 
-def fit(samples: Sequence[Sample]) -> LatencyModel:
+def fit(samples: Sequence[Sample], padding: Padding = NONE) -> LatencyModel:
     """The model that fits measurements best, in relative error. Divisions come from shares at which both lanes were
     measured alone; raises ValueError if nothing was measured on the whole device."""
-    whole = fit_costs([s for s in samples if s.share >= 1.0])
+    whole = fit_costs([s for s in samples if s.share >= 1.0], padding)
     divisions = []
     for share in sorted({round(s.share, 4) for s in samples if s.lane == "P" and s.share < 1.0}):
         of_p = [s for s in samples if s.lane == "P" and abs(s.share - share) < 1e-3]
@@ -166,25 +177,32 @@ def fit(samples: Sequence[Sample]) -> LatencyModel:
         alone_p, alone_d = ([s for s in lane if not s.beside] for lane in (of_p, of_d))
         if not alone_p or not alone_d:
             continue
-        prefill, decode = fit_costs(alone_p), fit_costs(alone_d)
+        prefill, decode = fit_costs(alone_p, padding), fit_costs(alone_d, padding)
         slowdowns = (_slowdown(prefill, of_p), _slowdown(decode, of_d))
         divisions.append(Division(share, prefill, decode, *slowdowns))
     return LatencyModel(whole, tuple(divisions))
 
 
-def fit_costs(samples: Sequence[Sample]) -> Costs:
+def fit_costs(samples: Sequence[Sample], padding: Padding = NONE) -> Costs:
     if not samples:
         raise ValueError("nothing was measured on this place")
-    knots = _knots(sorted({s.work.new + s.work.rows for s in samples}))
+    sizes = [s.work.new + padding.padded_rows(s.work.rows) for s in samples]
+    if padding.tokens:
+        sizes = [padding.tokens[bisect.bisect_left(padding.tokens, size)] for size in sizes]
+        knots = sorted(set(sizes))
+    else:
+        knots = _thinned(sorted(set(sizes)))
+    if len(knots) == 1:
+        knots.append(2 * knots[0])  # two, as ``Costs.dense`` wants
     columns = np.zeros((len(samples), len(knots) + 3))
-    for row, sample in zip(columns, samples, strict=True):
-        row[: len(knots)] = _hats(knots, sample.work.new + sample.work.rows)
+    for row, size, sample in zip(columns, sizes, samples, strict=True):
+        row[: len(knots)] = _hats(knots, size)
         row[len(knots) :] = sample.work.pairs, sample.work.reused, sample.work.context
         row /= sample.seconds
     values = _least_squares(columns, np.ones(len(samples)))
-    dense = values[: len(knots)]
+    dense = np.maximum.accumulate(values[: len(knots)])
     pair_s, reused_s, context_s = values[len(knots) :].tolist()
-    return Costs(tuple(knots), tuple(dense.tolist()), pair_s, reused_s, context_s)
+    return Costs(tuple(knots), tuple(dense.tolist()), pair_s, reused_s, context_s, padding)
 
 
 def _slowdown(costs: Costs, samples: Sequence[Sample]) -> float:
@@ -192,14 +210,14 @@ def _slowdown(costs: Costs, samples: Sequence[Sample]) -> float:
     return max(1.0, float(np.median(ratios))) if ratios else 1.0
 
 
-def _knots(counts: list[int]) -> list[int]:
+def _thinned(counts: list[int]) -> list[int]:
     kept = counts[:1]
     for count in counts[1:-1]:
         if count >= kept[-1] * NEAR:
             kept.append(count)
     if counts[-1] > kept[-1]:
         kept.append(counts[-1])
-    return kept if len(kept) > 1 else [kept[0], kept[0] * 2]
+    return kept
 
 
 def _hats(knots: list[int], tokens: int) -> NDArray[np.float64]:

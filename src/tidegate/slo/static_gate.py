@@ -20,6 +20,9 @@ class _AtRate(NamedTuple):
 class StaticGate(Gate):
     def __init__(self, limits: Limits, shares: dict[str, float]) -> None:
         self.limits = limits
+        self.name = "static"
+        self.choices: dict[str, int] = {}
+        self.moves = 0
         self._shares = dict(shares)
         self._rates: dict[str, PrefillRate] = {}
 
