@@ -13,6 +13,7 @@ from tidegate.base.clock import now_s
 from tidegate.base.errors import ConfigError, TidegateError
 from tidegate.bench.command import add_bench
 from tidegate.bench.command import run as run_bench
+from tidegate.bench.simulate import add_simulate
 from tidegate.node.client import start_engine
 from tidegate.node.config import EngineConfig
 from tidegate.node.wire import EngineInfo
@@ -61,6 +62,7 @@ def parser() -> argparse.ArgumentParser:
     )
     add_bench(commands)
     commands.choices["bench"].set_defaults(run=run_bench)
+    add_simulate(commands)
     about = "say what this machine offers, what will be used, and why"
     commands.add_parser("doctor", help=about, description=about).set_defaults(run=run_doctor)
     return top

@@ -17,26 +17,29 @@ class Asked(NamedTuple):
 
 
 def config(mode="chunked", **more):
-    values = dict(
-        num_blocks=200,
-        block_size=4,
-        max_num_seqs=8,
-        max_model_len=400,
-        vocab_size=2,
-        max_num_batched_tokens=64,
-        prefix_caching=False,
-        slice_seconds=0.02,
-        min_slice_tokens=8,
-        slice_quantum_tokens=8,
-        prefill_tokens_per_s=20_000.0,
-        latency=MODEL,
-        slo=SLO,
-        mode=mode,
-    )
+    values = {
+        "num_blocks": 200,
+        "block_size": 4,
+        "max_num_seqs": 8,
+        "max_model_len": 400,
+        "vocab_size": 2,
+        "max_num_batched_tokens": 64,
+        "prefix_caching": False,
+        "slice_seconds": 0.02,
+        "min_slice_tokens": 8,
+        "slice_quantum_tokens": 8,
+        "prefill_tokens_per_s": 20_000.0,
+        "latency": MODEL,
+        "slo": SLO,
+        "mode": mode,
+    }
     return CoreConfig(**values | more)
 
 
-def engine(mode="chunked", truth=MODEL, host=Host(0.0, 0.0, 0.0), noise=0.0, seed=0, one_by_one=False, **more):
+AT_ONCE = Host(0.0, 0.0, 0.0)
+
+
+def engine(mode="chunked", truth=MODEL, host=AT_ONCE, noise=0.0, seed=0, one_by_one=False, **more):
     return SimulatedEngine(config(mode, **more), truth, host, noise, seed, one_by_one)
 
 

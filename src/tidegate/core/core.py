@@ -296,7 +296,7 @@ class Core:
     # ---- steps that are bound to come
 
     def steady(self, name: str) -> SteadyRun | None:
-        """If lane ``name``'s next batch is bound to be the decodes of the one in flight, unless an event comes first."""
+        """If the next batch of lane ``name`` is bound to be the decodes of the one in flight, unless an event comes."""
         lane, queues = self._lane(name), self._queues
         if queues.waiting or queues.prefilling or len(lane.flights) != 1 or lane.ending or self._others_in_flight(lane):
             return None

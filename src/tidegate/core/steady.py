@@ -1,9 +1,9 @@
 """Runs of unchanged decode batches, for simulations: a step costs the same however many requests are in it.
 
 While nobody waits or prefills, nobody ends and no other lane runs, a lane's next batch is bound to be its last one, a
-token further. ``Core.steady`` says so, and gives a ``SteadyRun`` that takes such steps one by one, with all that a gate
-is asked and told; what they do to each request is made up for in ``close``, in one go. Afterwards the core is in exactly
-the state to which ``on_event`` would have brought it.
+token further. ``Core.steady`` says so, and gives a ``SteadyRun`` that takes such steps one by one, with all that a
+gate is asked and told; what they do to each request is made up for in ``close``, in one go. Afterwards the core is in
+exactly the state to which ``on_event`` would have brought it.
 """
 
 from collections.abc import Callable, Iterable
