@@ -243,7 +243,7 @@ class Core:
     def _plan(self, lane: Lane, now: float) -> Bound | None:
         spec, config = lane.spec, self.config
         assert spec is not None
-        if not self._queues.serve(spec.phases):
+        if not self._queues.serve(spec.phases) or self.gate.rests(lane.name):
             return None
         busy, ready = self._others_in_flight(lane), self._others_have_work(lane)
         outlook = self.gate.outlook(spec.name, alone=not busy and not ready)

@@ -80,6 +80,7 @@ class AutoGate(Gate):
         self.moves = 0
         self._division: Division | None = None  # in force; None: fused
         self._pace = Pace(model.whole, self._chunk, 1.0, 0.0)
+        self._rates_beside: dict[tuple[float, int], float] = {}  # by share and start, as believed now
 
     # ---- Gate
 
@@ -91,8 +92,13 @@ class AutoGate(Gate):
     def allow(self, load: Load) -> Allowance:
         return self._slice_beside(load) if load.lane == "P" else self._step(load)
 
+    def rests(self, lane: str) -> bool:
+        return lane == "P" and self._division is None
+
     def observe(self, seen: Observation) -> None:
         self.belief.observe(seen)
+        if seen.lane == "P":
+            self._rates_beside.clear()
 
     def ended(self, request: Ended, now: float) -> None:
         pass
@@ -175,7 +181,10 @@ class AutoGate(Gate):
         for division in self.model.divisions:
             step = division.decode.seconds(load.decode) * division.decode_slowdown * self.belief.factor("D")
             if step <= limit:
-                rate = self._rate_beside(division, load.prompts[0].start)
+                place = (division.share, load.prompts[0].start)
+                rate = self._rates_beside.get(place)
+                if rate is None:
+                    rate = self._rates_beside[place] = self._rate_beside(division, load.prompts[0].start)
                 if rate > best.tokens_per_s * (1.0 if self._division is division else self.ADVANTAGE):
                     best = Option(division, rate, 0)
         return best

@@ -107,6 +107,10 @@ class Gate(Protocol):
 
     def allow(self, load: Load) -> Allowance: ...
 
+    def rests(self, lane: str) -> bool:
+        """Whether the lane would be allowed nothing, whatever its load."""
+        return False
+
     def observe(self, seen: Observation) -> None: ...
 
     def ended(self, request: Ended, now: float) -> None: ...

@@ -73,9 +73,13 @@ class Costs(msgspec.Struct, frozen=True):
         knots, values = self.tokens, self.dense_s
         if self.padding.tokens and tokens <= knots[-1]:
             return values[bisect.bisect_left(knots, tokens)]
-        i = min(max(bisect.bisect_right(knots, tokens), 1), len(knots) - 1)
+        i = bisect.bisect_right(knots, tokens)
+        if i == 0:
+            return values[0]
+        if i == len(knots):
+            i -= 1
         low, high = knots[i - 1], knots[i]
-        return values[i - 1] + (values[i] - values[i - 1]) * (max(tokens, knots[0]) - low) / (high - low)
+        return values[i - 1] + (values[i] - values[i - 1]) * (tokens - low) / (high - low)
 
     def seconds(self, work: Work) -> float:
         attention = self.pair_s * work.pairs + self.reused_s * work.reused + self.context_s * work.context
