@@ -38,7 +38,7 @@ from tidegate.core.lanes import Flight, Lane
 from tidegate.core.queues import Queues
 from tidegate.core.request import PATIENCE_SECONDS, Request, State
 from tidegate.core.residency import Residency
-from tidegate.core.steady import SteadyRun, steps_left
+from tidegate.core.steady import TOKEN, SteadyRun
 from tidegate.policy.modes import MODES, Mode
 from tidegate.policy.order import order_by_name
 from tidegate.policy.rule import Budget
@@ -303,10 +303,10 @@ class Core:
         flight = lane.flights[0]
         if not self._decodes_alone(lane) or flight.prefills or flight.decodes != list(queues.decoding.values()):
             return None
-        left = steps_left(flight.decodes, self._residency)
-        if left < 1:
+        if not all(request.plain for request in flight.decodes):
             return None
-        return SteadyRun(lane, left, self._binder, self._residency, self._offer, self._acknowledge)
+        run = SteadyRun(lane, self._binder, self._residency, self._offer, self._steady_landed)
+        return run if run.goes_on else None
 
     def _decodes_alone(self, lane: Lane) -> bool:
         return [spec for spec in self.mode.lanes if spec.decodes] == [lane.spec]
@@ -315,8 +315,11 @@ class Core:
         self.gate.allow(Load(now, lane.name, decode, [], [], other_busy=False, other_ready=False))
         self._follow_gate()
 
-    def _acknowledge(self, lane: Lane, flight: Flight, seconds: float, now: float) -> None:
+    def _steady_landed(self, lane: Lane, flight: Flight, seconds: float, ended: list[Request], now: float) -> None:
+        self._outputs = []
         self._account(lane, flight, seconds, now)
+        for request in ended:
+            self._end(request, "length", [TOKEN], "", now)
         self._follow_gate()
 
     # ---- lanes and modes

@@ -140,24 +140,31 @@ class SimulatedEngine:
     def _ended(self, now: float) -> None:
         lane, job, seconds = self.device.end(now)
         run = self._run
+        if run is not None and self._host.lead_s <= 0 and not run.goes_on:
+            self._close()
+            run = None
         if run is None:
             self._happens(BatchDone(lane, BatchResult(job.id, [TOKEN] * job.samples, None, seconds)), now)
             if not self._one_by_one:
                 self._run = self._core.steady(lane)
             return
         self.now = now
-        run.land(job.id, seconds, now)
         self._run_times.append(now)
-        if self._host.lead_s <= 0:
-            self._bind(run)
-        if not run.left:
+        for request in run.land(job.id, seconds, now):
+            answer = self._answers.pop(request.id)
+            answer.times_s += self._run_times
+            self._finished(answer, "length")
+        if not run.goes_on:
             self._close()
+        elif self._host.lead_s <= 0:
+            self._bind(run)
 
     def _bind(self, run: SteadyRun) -> None:
         flight = run.bind(self.now)
         self.device.launch(run.lane.name, Job(flight.batch_id, flight.work, 1.0, len(flight.decodes)), self.now)
 
     def _close(self) -> None:
+        """Ends the run of steady steps, if there is one."""
         if self._run is not None:
             self._run.close()
             for request in self._run.requests:
