@@ -61,7 +61,7 @@ def measure(arguments: argparse.Namespace, model: LatencyModel, mode: str, count
     requests = poisson_requests(find_workload("conv"), arguments.rate * count, amount, 0)
     made = config(mode, model)
     gc.collect()
-    gc.freeze()
+    gc.disable()
     loop, start, wall = loop_s(), time.process_time(), time.perf_counter()
     engines = [
         SimulatedEngine(made, model, Host(), noise=0.03, seed=i, one_by_one=arguments.one_by_one) for i in range(count)
@@ -77,7 +77,7 @@ def measure(arguments: argparse.Namespace, model: LatencyModel, mode: str, count
         f" {seconds / steps * 1e6:>8.1f} {attained:>8.1%} {memory:>9,.0f} {loop:>6.2f}",
         flush=True,
     )
-    gc.unfreeze()
+    gc.enable()
 
 
 def main() -> None:
