@@ -11,11 +11,13 @@ empty loop, measured beside: it tells machines, and moments of a busy machine, a
 
 import argparse
 import gc
+import itertools
 import resource
 import time
 
-from tidegate.bench.plan import Amount, find_workload, poisson_requests
+from tidegate.bench.plan import arrivals
 from tidegate.bench.simulate import load_model
+from tidegate.bench.workloads import WORKLOADS
 from tidegate.core.config import CoreConfig
 from tidegate.sim.engine import Host, SimulatedEngine
 from tidegate.sim.fleet import ROUTERS, serve
@@ -57,8 +59,7 @@ def loop_s() -> float:
 
 
 def measure(arguments: argparse.Namespace, model: LatencyModel, mode: str, count: int) -> None:
-    amount = Amount(arguments.num_requests)
-    requests = poisson_requests(find_workload("conv"), arguments.rate * count, amount, 0)
+    requests = list(itertools.islice(arrivals(WORKLOADS["conv"], arguments.rate * count, 0), arguments.num_requests))
     made = config(mode, model)
     gc.collect()
     gc.disable()

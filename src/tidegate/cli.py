@@ -1,4 +1,4 @@
-"""The command line: ``tidegate serve MODEL``, ``tidegate bench serve``."""
+"""The command line: ``tidegate serve MODEL``, ``tidegate bench serve``, ``tidegate bench goodput``."""
 
 import argparse
 import asyncio
@@ -95,7 +95,12 @@ def add_serve(command: argparse.ArgumentParser) -> None:
         help="dummy: random weights of the configuration's shape (default: auto)",
     )
     group.add_argument("--seed", type=int, default=0, help="of dummy weights (default: 0)")
-    group.add_argument("--dtype", default="auto", choices=("auto", "float32"), help="of weights and KV (default: auto)")
+    group.add_argument(
+        "--dtype",
+        default="auto",
+        choices=("auto", "bfloat16", "float32"),
+        help="of weights and KV (default: auto, which is bfloat16 on a GPU and float32 without one)",
+    )
     group.add_argument(
         "--quantization", choices=("int8",), help="int8: weights and products in int8, several times as fast on a CPU"
     )
@@ -165,6 +170,11 @@ def add_serve(command: argparse.ArgumentParser) -> None:
         metavar="N",
         help="requests that may wait; more get a 429 (default: 1024)",
     )
+    group.add_argument(
+        "--reject-unreachable",
+        action="store_true",
+        help="answer 429 at once to a request that is predicted to miss its TTFT by half or more",
+    )
 
     group = command.add_argument_group("memory")
     group.add_argument("--block-size", type=int, default=16, metavar="TOKENS", help="of a KV block (default: 16)")
@@ -191,6 +201,13 @@ def add_serve(command: argparse.ArgumentParser) -> None:
         default="auto",
         choices=("auto", "cpu", "cuda"),
         help="auto: a GPU where there is one (default: auto)",
+    )
+    group.add_argument(
+        "--sharing",
+        default="auto",
+        choices=("auto", "disjoint", "capped", "streams"),
+        help="of a GPU between prefill and decode. disjoint: each its SMs (auto); capped: only prefill is kept to its "
+        "part; streams: undivided, with priorities",
     )
     group.add_argument(
         "--cores",
@@ -308,6 +325,8 @@ def engine_config(arguments: argparse.Namespace, model: str) -> EngineConfig:
         load_format=arguments.load_format,
         seed=arguments.seed,
         device=arguments.device,
+        dtype=arguments.dtype,
+        sharing=arguments.sharing,
         quantization=arguments.quantization,
         mode=arguments.mode,
         prefill_share=arguments.prefill_share,
@@ -318,6 +337,7 @@ def engine_config(arguments: argparse.Namespace, model: str) -> EngineConfig:
         max_num_seqs=arguments.max_num_seqs,
         max_num_batched_tokens=arguments.max_num_batched_tokens,
         max_waiting=arguments.max_waiting,
+        reject_unreachable=arguments.reject_unreachable,
         slice_ms=arguments.slice_ms,
         block_size=arguments.block_size,
         gpu_memory_utilization=arguments.gpu_memory_utilization,

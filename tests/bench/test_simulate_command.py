@@ -5,8 +5,9 @@ import json
 import msgspec
 import pytest
 
+from tidegate.bench.simulate import search_goodput
 from tidegate.cli import main
-from tidegate.slo.latency import rough
+from tidegate.slo.latency import Costs, LatencyModel, rough
 
 LOAD = ["--rate", "4", "--num-requests", "40", "--slo", "ttft=1s,tpot=50ms"]
 
@@ -92,3 +93,24 @@ def test_several_engines_take_a_load_that_one_can_not(capsys):
 def test_what_can_not_be_simulated_is_said_with_what_to_change(arguments, message, capsys):
     code, _, err = simulate(capsys, *arguments)
     assert code == 2 and message in err
+
+
+def test_goodput_is_found_to_its_precision():
+    for start in (0.3, 13.0, 400.0):
+        found = search_goodput(lambda rate: 1.0 if rate <= 13.7 else 0.5, start)
+        assert 13.7 / 1.01 <= found <= 13.7
+
+
+def test_no_goodput_where_no_rate_attains_the_slo():
+    assert search_goodput(lambda rate: 0.89, 1.0) == 0.0
+
+
+def test_goodput_is_what_batches_allow(tmp_path, capsys):
+    """Every batch takes 10 ms, and one request at a time has ten of them: ten a second, if they came evenly."""
+    model = tmp_path / "constant.json"
+    model.write_bytes(msgspec.json.encode(LatencyModel(Costs((1, 2), (0.01, 0.01), 0.0, 0.0, 0.0))))
+    lengths = ["--prompt-tokens", "10", "--output-tokens", "10", "--max-num-seqs", "1", "--burstiness", "1e6"]
+    host = ["--launch-ms", "0", "--lead-ms", "0", "--deliver-ms", "0"]
+    load = ["--rate", "1", "--num-requests", "200", "--slo", "ttft=15ms,tpot=11ms", "--mode", "chunked"]
+    (result,) = answer(capsys, "--truth", str(model), *lengths, *host, *load, "--goodput")["results"]
+    assert result["goodput"] == pytest.approx(10.0, rel=0.03)

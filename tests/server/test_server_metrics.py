@@ -83,6 +83,18 @@ def test_the_engines_statistics_are_those_of_the_scrape(server):
         assert seen[key] == value, key
 
 
+def test_what_lanes_have_of_a_gpu_is_told_where_there_is_one(server):
+    assert not [
+        name for name, *_ in scrape(server) if name in ("tidegate:lane_sms", "tidegate:lane_extra_memory_bytes")
+    ]
+    lane = server.engine.statistics.lanes["D"]
+    lane.sms, lane.extra_memory_bytes = 68, 1 << 29
+    seen = scrape(server)
+    assert seen[("tidegate:lane_sms", "D")] == 68
+    assert seen[("tidegate:lane_extra_memory_bytes", "D")] == 1 << 29
+    assert server.http.get("/admin/stats").json()["lanes"]["D"]["sms"] == 68
+
+
 def test_a_dead_engine_is_told_and_what_was_observed_stays(server):
     server.http.post("/v1/completions", json={"prompt": [1], "max_tokens": 1})
     server.call(server.engine.die)

@@ -8,7 +8,6 @@ from small import MODEL, Asked, constant, engine
 from tidegate.policy.modes import MODES
 from tidegate.sim.engine import Host
 from tidegate.sim.fleet import ROUTERS, serve
-from tidegate.sim.goodput import search_goodput
 from tidegate.sim.outcome import outcome
 from tidegate.slo.goodput import Metric, Slo
 from tidegate.slo.latency import rough
@@ -100,30 +99,3 @@ def test_the_least_loaded_engine_gets_the_next_request():
     long, short = Timed(0.0, 10, 200), [Timed(i * 0.1, 10, 2) for i in range(1, 9)]
     serve([long, *short], engines, "least-loaded")
     assert sorted(len(e.records) for e in engines) == [1, 8]
-
-
-def test_goodput_is_found_to_its_precision():
-    """A queue that attains its SLO up to 13.7 requests a second."""
-
-    def attained(rate):
-        return 1.0 if rate <= 13.7 else 0.5
-
-    for start in (0.3, 13.0, 400.0):
-        found = search_goodput(attained, start, precision=0.01)
-        assert 13.7 / 1.01 <= found.requests_per_s <= 13.7
-        assert all(was == attained(rate) for rate, was in found.tried)
-
-
-def test_goodput_of_an_engine_is_what_its_batches_allow():
-    """One request at a time, of ten steps: at most ten a second. Their TTFT is good while they do not queue up."""
-
-    def attained(rate):
-        simulated = engine(truth=constant(STEP_S), max_num_seqs=1)
-        serve([Timed(i / rate, 10, 10) for i in range(200)], [simulated])
-        return outcome([simulated], Slo(0.5 * STEP_S + STEP_S, STEP_S * 1.001)).attainment
-
-    assert search_goodput(attained, 1.0).requests_per_s == pytest.approx(10.0, rel=0.02)
-
-
-def test_no_goodput_where_no_rate_attains_the_slo():
-    assert search_goodput(lambda rate: 0.0, 1.0).requests_per_s == 0.0

@@ -70,6 +70,7 @@ def reading(simulated):
         "slots": list(residency._slots),
         "gate": values(core.gate),
         "shares": dict(core.shares),
+        "last event": core._now,
         "schedule": values(core._schedule),
         "binder": (core._binder._next_batch_id, values(core._binder.totals)),
     }
@@ -96,7 +97,7 @@ def named(thing):
 
 @given(
     story=stories(),
-    mode=st.sampled_from(sorted(MODES)),
+    run_by=st.sampled_from([(mode.name, gate) for mode in MODES.values() for gate in mode.gates]),
     host=st.sampled_from(HOSTS),
     num_blocks=st.sampled_from([100, 130, 400]),
     noise=st.sampled_from([0.0, 0.1]),
@@ -104,10 +105,11 @@ def named(thing):
     metric=st.sampled_from(list(Metric)),
 )
 @settings(max_examples=120, deadline=None)
-def test_any_story_reads_the_same_after_each_event(story, mode, host, num_blocks, noise, caching, metric):
+def test_any_story_reads_the_same_after_each_event(story, run_by, host, num_blocks, noise, caching, metric):
     def told(one_by_one):
         simulated = engine(
-            mode,
+            run_by[0],
+            gate=run_by[1],
             host=host,
             noise=noise,
             one_by_one=one_by_one,

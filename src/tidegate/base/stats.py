@@ -15,6 +15,8 @@ class LaneStats(msgspec.Struct):
     decode_tokens: int = 0
     restarts: int = 0
     inflight: int = 0
+    sms: int = 0  # streaming multiprocessors that its kernels run on now, as measured; 0 where there are none
+    extra_memory_bytes: int = 0  # on the device, for graphs, workspaces and activations; weights and KV are shared
 
 
 class Stats(msgspec.Struct):
@@ -22,6 +24,7 @@ class Stats(msgspec.Struct):
     waiting: int = 0
     prefilling: int = 0
     decoding: int = 0
+    predicted_ttft_s: float = 0.0  # of a prompt of the mean length of late, if it arrived now
     blocks_total: int = 0
     blocks_free: int = 0
     blocks_cached: int = 0  # hold a cached prefix that no request is using now

@@ -5,15 +5,18 @@ It is in this package, and not in ``sim``, since it reads workloads as ``tidegat
 
 import argparse
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import msgspec
 
 from tidegate.base.errors import ConfigError
-from tidegate.bench.plan import Amount, Lengths, find_workload, poisson_requests, replayed_requests
+from tidegate.bench.arguments import pattern
+from tidegate.bench.arguments import settings as all_settings
+from tidegate.bench.plan import Amount, Lengths, arrivals, find_workload, replayed_requests
 from tidegate.bench.screen import say
+from tidegate.bench.search import Search
 from tidegate.bench.simulate_arguments import add_arguments
 from tidegate.bench.simulate_text import outcome_text, sweep_text
 from tidegate.bench.traces import Trace
@@ -22,14 +25,14 @@ from tidegate.core.config import CoreConfig
 from tidegate.policy.modes import MODES
 from tidegate.sim.engine import Host, SimulatedEngine
 from tidegate.sim.fleet import serve
-from tidegate.sim.goodput import search_goodput
 from tidegate.sim.outcome import Outcome, outcome
-from tidegate.slo.goodput import Metric, Slo
+from tidegate.slo.goodput import GOODPUT_ATTAINMENT, Metric, Slo
 from tidegate.slo.latency import LatencyModel, rough
 from tidegate.slo.parse import parse_slo
 
 ROUGH = "rough:"
 ENDLESS = 1 << 30  # requests may wait
+FARTHEST = 256.0
 
 
 class Setting(msgspec.Struct, frozen=True):
@@ -76,13 +79,13 @@ def run(arguments: argparse.Namespace) -> int:
     slo = parse_slo(arguments.slo, Metric(arguments.slo_metric))
     truth = load_model(arguments.truth)
     models = Models(truth, load_model(arguments.belief) if arguments.belief else truth)
-    settings = list(_settings(arguments))
+    settings = list(_combinations(arguments))
     if len(settings) > 1 and not arguments.sweep:
         raise ConfigError("Lists of modes, chunks, shares or rates need --sweep.")
     results = [_simulate(arguments, setting, slo, models) for setting in settings]
     if arguments.json:
-        told = {name: value for name, value in vars(arguments).items() if name != "run"}
-        say(msgspec.json.format(msgspec.json.encode(Answer(slo, told, results), enc_hook=str), indent=1).decode())
+        answer = Answer(slo, all_settings(arguments, arguments.truth), results)
+        say(msgspec.json.format(msgspec.json.encode(answer), indent=1).decode())
     elif arguments.sweep:
         say(sweep_text([(_title(r.setting), r.outcome, r.goodput) for r in results], slo))
     else:
@@ -100,7 +103,7 @@ def load_model(place: str) -> LatencyModel:
         raise ConfigError(f"{place} can't be read as a latency model: {error}") from None
 
 
-def _settings(arguments: argparse.Namespace) -> Iterator[Setting]:
+def _combinations(arguments: argparse.Namespace) -> Iterator[Setting]:
     """Every combination; shares only where a mode lets the user set them."""
     for mode in arguments.mode:
         divides = len(MODES[mode].lanes) > 1 and (arguments.gate or MODES[mode].gates[0]) == "static"
@@ -120,9 +123,18 @@ def _simulate(arguments: argparse.Namespace, setting: Setting, slo: Slo, models:
         outcomes[rate] = _outcome(arguments, msgspec.structs.replace(setting, rate=rate), slo, models)
         return outcomes[rate].attainment
 
-    found = search_goodput(attained, setting.rate)
-    rate = found.requests_per_s or min(outcomes)
-    return Result(msgspec.structs.replace(setting, rate=rate), outcomes[rate], found.requests_per_s)
+    goodput = search_goodput(attained, setting.rate)
+    rate = goodput or min(outcomes)
+    return Result(msgspec.structs.replace(setting, rate=rate), outcomes[rate], goodput)
+
+
+def search_goodput(attained: Callable[[float], float], start: float) -> float:
+    """The highest rate found, to 1 %, at which ``attained(rate)`` is 90 % or more; 0 for none. The search goes from
+    ``start`` as far as ``FARTHEST`` times as much, or as little."""
+    search = Search(start, precision=0.01, lowest=start / FARTHEST, highest=start * FARTHEST)
+    while (rate := search.next_rate()) is not None:
+        search.learn(rate, attained(rate) >= GOODPUT_ATTAINMENT)
+    return search.low
 
 
 def _outcome(arguments: argparse.Namespace, setting: Setting, slo: Slo, models: Models) -> Outcome:
@@ -141,7 +153,8 @@ def _requests(arguments: argparse.Namespace, rate: float | None) -> Sequence[Req
     workload = find_workload(arguments.workload)
     amount = Amount(arguments.num_requests, arguments.seconds)
     if rate is not None:
-        requests = poisson_requests(workload, rate, amount, arguments.seed)
+        coming = arrivals(workload, rate, arguments.seed, pattern(arguments))
+        requests = list(itertools.islice(coming, amount.covering(workload).at(rate)))
     elif isinstance(workload, Trace) and workload.timed:
         requests = replayed_requests(workload, arguments.speedup, amount)
     else:

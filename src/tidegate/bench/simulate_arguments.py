@@ -5,14 +5,13 @@ import math
 from collections.abc import Callable
 from typing import TypeVar
 
+from tidegate.bench.arguments import add_metric, add_workload, positive, share, whole
 from tidegate.bench.plan import Amount
-from tidegate.bench.workloads import WORKLOADS
 from tidegate.policy.modes import MODES
 from tidegate.policy.order import ORDERS
 from tidegate.sim.engine import Host
 from tidegate.sim.fleet import ROUTERS
 from tidegate.slo.gates import GATES
-from tidegate.slo.goodput import Metric
 
 Value = TypeVar("Value")
 HOST = Host()
@@ -20,7 +19,7 @@ HOST = Host()
 
 def add_arguments(command: argparse.ArgumentParser) -> None:
     _add_device(command.add_argument_group("device"))
-    _add_load(command.add_argument_group("load"))
+    _add_load(add_workload(command))
     _add_scheduling(command.add_argument_group("scheduling"))
     _add_results(command.add_argument_group("results"))
 
@@ -47,11 +46,11 @@ def _add_device(group: argparse._ArgumentGroup) -> None:
     ):
         ms = seconds * 1e3
         group.add_argument(name, type=_not_negative, default=ms, metavar="MS", help=f"{about} (default: {ms:g})")
-    group.add_argument("--block-size", type=_whole, default=16, metavar="TOKENS", help="of a KV block (default: 16)")
+    group.add_argument("--block-size", type=whole, default=16, metavar="TOKENS", help="of a KV block (default: 16)")
     group.add_argument(
-        "--num-gpu-blocks-override", type=_whole, default=55_000, metavar="N", help="KV blocks (default: 55000)"
+        "--num-gpu-blocks-override", type=whole, default=55_000, metavar="N", help="KV blocks (default: 55000)"
     )
-    group.add_argument("--engines", type=_whole, default=1, metavar="N", help="such devices (default: 1)")
+    group.add_argument("--engines", type=whole, default=1, metavar="N", help="such devices (default: 1)")
     group.add_argument(
         "--router",
         default="round-robin",
@@ -62,28 +61,17 @@ def _add_device(group: argparse._ArgumentGroup) -> None:
 
 def _add_load(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
-        "--workload",
-        default="conv",
-        metavar="NAME|FILE",
-        help=f"{', '.join(WORKLOADS)}; or a trace, as in tidegate bench (default: conv)",
+        "--rate", type=_list(positive), metavar="R", help="requests per second (default: a trace's own times)"
     )
-    group.add_argument(
-        "--rate", type=_list(_positive), metavar="R", help="requests per second (default: a trace's own times)"
-    )
-    group.add_argument(
-        "--speedup", type=_positive, default=1.0, metavar="X", help="of a trace's own times (default: 1)"
-    )
+    group.add_argument("--speedup", type=positive, default=1.0, metavar="X", help="of a trace's own times (default: 1)")
     amount = group.add_mutually_exclusive_group()
-    amount.add_argument("--num-requests", type=_whole, metavar="N")
+    amount.add_argument("--num-requests", type=whole, metavar="N")
     amount.add_argument(
         "--seconds",
-        type=_positive,
+        type=positive,
         metavar="S",
         help=f"of arrivals (default: {Amount.DEFAULT_SECONDS:g}, or the whole trace)",
     )
-    group.add_argument("--prompt-tokens", type=_whole, metavar="N", help="the same length for all prompts")
-    group.add_argument("--output-tokens", type=_whole, metavar="N", help="the same length for all outputs")
-    group.add_argument("--seed", type=int, default=0, help="of lengths, times and noise (default: 0)")
 
 
 def _add_scheduling(group: argparse._ArgumentGroup) -> None:
@@ -98,28 +86,23 @@ def _add_scheduling(group: argparse._ArgumentGroup) -> None:
         metavar="LIMITS",
         help="what to hold and to measure by (default: ttft=500ms,tpot=50ms)",
     )
-    group.add_argument(
-        "--slo-metric",
-        default=str(Metric.TPOT),
-        choices=[str(metric) for metric in Metric],
-        help="what the limit on TPOT is for: a request's mean, or its gaps (default: tpot)",
-    )
+    add_metric(group)
     group.add_argument(
         "--prefill-share",
-        type=_list(_share),
+        type=_list(share),
         default=[0.5],
         metavar="SHARE",
         help="prefill's part of the compute while decode runs too, where the gate is static (default: 0.5)",
     )
     group.add_argument(
         "--max-num-batched-tokens",
-        type=_list(_whole),
+        type=_list(whole),
         default=[8192],
         metavar="N",
         help="tokens in a batch at most (default: 8192)",
     )
     group.add_argument(
-        "--slice-ms", type=_positive, default=30.0, metavar="MS", help="time that a slice may take (default: 30)"
+        "--slice-ms", type=positive, default=30.0, metavar="MS", help="time that a slice may take (default: 30)"
     )
     for name, count, about in (
         ("--max-prefill-tokens", 2048, "prompt tokens that the device takes in a batch"),
@@ -128,10 +111,10 @@ def _add_scheduling(group: argparse._ArgumentGroup) -> None:
         ("--slice-quantum-tokens", 64, "of which slices are multiples"),
         ("--max-slices", 16, "prompts in a batch"),
     ):
-        group.add_argument(name, type=_whole, default=count, metavar="N", help=f"{about} (default: {count})")
-    group.add_argument("--max-waiting", type=_whole, metavar="N", help="requests that may wait (default: no limit)")
+        group.add_argument(name, type=whole, default=count, metavar="N", help=f"{about} (default: {count})")
+    group.add_argument("--max-waiting", type=whole, metavar="N", help="requests that may wait (default: no limit)")
     group.add_argument(
-        "--max-model-len", type=_whole, metavar="TOKENS", help="longest prompt plus output (default: the workload's)"
+        "--max-model-len", type=whole, metavar="TOKENS", help="longest prompt plus output (default: the workload's)"
     )
 
 
@@ -158,27 +141,9 @@ def _list(of: Callable[[str], Value]) -> Callable[[str], list[Value]]:
     return parse
 
 
-def _whole(text: str) -> int:
-    if int(text) < 1:
-        raise argparse.ArgumentTypeError("it must be 1 or more")
-    return int(text)
-
-
-def _positive(text: str) -> float:
-    if not 0 < float(text) < math.inf:
-        raise argparse.ArgumentTypeError("it must be more than 0")
-    return float(text)
-
-
 def _not_negative(text: str) -> float:
     if not 0 <= float(text) < math.inf:
         raise argparse.ArgumentTypeError("it must be 0 or more")
-    return float(text)
-
-
-def _share(text: str) -> float:
-    if not 0 < float(text) < 1:
-        raise argparse.ArgumentTypeError("a share is between 0 and 1")
     return float(text)
 
 

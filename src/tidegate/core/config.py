@@ -28,6 +28,7 @@ class CoreConfig(msgspec.Struct, frozen=True):
     prefix_caching: bool = True
     prefix_secret: bytes = b""  # random for each engine; see kv.prefix
     max_waiting: int = 1024
+    reject_unreachable: bool = False  # refuse requests that are predicted to miss their TTFT by far (slo.admission)
     gate: str | None = None  # None: the mode's own
     slo: Slo | None = None
     latency: LatencyModel | None = None  # what gates believe of this device

@@ -66,10 +66,9 @@ class Queues:
         if self.prefilling.pop(request.id, None) is None and self.decoding.pop(request.id, None) is None:
             self.dequeue(request)
 
-    def serve(self, phases: str) -> bool:
-        """Whether a lane with these phases could have anything to do. A prompt whose last batch is in flight can be
-        decoded already, by the lane that has it."""
-        return bool(self.prefilling or (self.waiting and "P" in phases) or (self.decoding and "D" in phases))
+    @property
+    def has_prompts(self) -> bool:
+        return bool(self.waiting or self.prefilling)
 
     def admitted(self) -> list[Request]:
         return [*self.prefilling.values(), *self.decoding.values()]

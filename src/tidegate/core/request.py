@@ -107,6 +107,14 @@ class Request:
         return len(self.tokens) - self.launched
 
     @property
+    def priority(self) -> int:
+        return self.spec.priority
+
+    @property
+    def begun(self) -> bool:
+        return self.first_s is not None
+
+    @property
     def num_output(self) -> int:
         return len(self.tokens) - len(self.spec.prompt)
 

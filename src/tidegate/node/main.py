@@ -39,7 +39,7 @@ def run(channel: wire.Channel, config: EngineConfig) -> None:
     source = open_model(config.model, config.load_format, config.seed)
     tokenizer = source.tokenizer_dir or source.gguf_file
     channel.send(wire.ModelFound(str(tokenizer) if tokenizer else None))
-    backend = make_backend(config, source)
+    backend = make_backend(config, source, progress)
     pool = backend.size_pool(config)
     core = Core(core_config(config, backend.traits, source.spec.vocab_size, pool))
 
@@ -59,7 +59,7 @@ def run(channel: wire.Channel, config: EngineConfig) -> None:
         )
 
     try:
-        lanes = backend.open([lane.name for lane in core.mode.lanes], progress)
+        lanes = backend.open(core.mode.lanes, progress)
         with contextlib.ExitStack() as stack:
             on_event: OnEvent = core.on_event
             if config.record is not None:
@@ -87,6 +87,7 @@ def core_config(config: EngineConfig, traits: Traits, vocab_size: int, pool: Poo
         prefix_caching=config.prefix_caching,
         prefix_secret=os.urandom(32),
         max_waiting=config.max_waiting,
+        reject_unreachable=config.reject_unreachable,
         slice_seconds=config.slice_ms / 1e3 if config.slice_ms is not None else traits.slice_seconds,
         min_slice_tokens=traits.min_slice_tokens,
         slice_quantum_tokens=traits.slice_quantum_tokens,

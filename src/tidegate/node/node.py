@@ -20,9 +20,11 @@ from tidegate.base.events import (
     LaneReady,
     Launch,
     ModeSet,
+    Resize,
     SharesSet,
     Wake,
 )
+from tidegate.base.stats import Stats
 from tidegate.core.config import check_shares
 from tidegate.core.core import Core
 from tidegate.node import wire
@@ -90,12 +92,15 @@ class Node:
                     self._lanes.launch(lane, batch)
                 case Emit(outputs):
                     self._server.send(wire.Outputs(outputs))
+                case Resize(shares) if len(self._core.mode.lanes) > 1:
+                    self._lanes.prepare_shares(shares)
                 case Wake(lane):
                     self._lanes.start(lane)
         if isinstance(event, LaneLost):
             self._restart(event)
         elif isinstance(event, LaneGone):
-            self._server.send(wire.Fatal(f"lane {event.lane} could not be kept running: {event.reason}"))
+            said = event.reason if event.config else f"lane {event.lane} could not be kept running: {event.reason}"
+            self._server.send(wire.Fatal(said, config=event.config))
             self._running = False
         elif isinstance(event, LaneReady):
             log.info("lane %s is up", event.lane)
@@ -143,17 +148,25 @@ class Node:
             if ask.reset_prefix_cache:
                 self._handle(CacheReset())
         except ConfigError as error:
-            self._server.send(wire.Reply(ask.seq, self._core.stats(), str(error)))
+            self._server.send(wire.Reply(ask.seq, self._stats(), str(error)))
             return
-        self._server.send(wire.Reply(ask.seq, self._core.stats()))
+        self._server.send(wire.Reply(ask.seq, self._stats()))
+
+    def _stats(self) -> Stats:
+        """The core's, and what only lanes know."""
+        stats = self._core.stats()
+        alone = len(self._core.mode.lanes) == 1
+        for name, lane in stats.lanes.items():
+            lane.sms, lane.extra_memory_bytes = self._lanes.reading(name, alone)
+        return stats
 
     def _answer_modes(self) -> None:
         waiting = []
         for ask in self._mode_asked:
             if self._core.mode.name == ask.mode:
-                self._server.send(wire.Reply(ask.seq, self._core.stats()))
+                self._server.send(wire.Reply(ask.seq, self._stats()))
             elif ask is not self._mode_asked[-1]:
-                self._server.send(wire.Reply(ask.seq, self._core.stats(), "another change of mode came in between"))
+                self._server.send(wire.Reply(ask.seq, self._stats(), "another change of mode came in between"))
             else:
                 waiting.append(ask)
         self._mode_asked = waiting

@@ -23,7 +23,7 @@ class Script(msgspec.Struct):
     """How a request goes: silent for ``wait_steps``, then ``tokens_per_step`` tokens a step, then ``finish``.
 
     ``tokens`` are repeated up to the request's limit; a stop id among them ends it before. ``finish`` other than
-    "length" ends it after ``fail_after`` tokens, with ``reason``.
+    "length" ends it after ``fail_after`` tokens, with ``reason`` and ``retry_after_s``.
     """
 
     tokens: Sequence[int]
@@ -32,6 +32,7 @@ class Script(msgspec.Struct):
     finish: str = "length"
     fail_after: int = 0
     reason: str = ""
+    retry_after_s: float | None = None
     cached_tokens: int = 0
 
 
@@ -169,7 +170,7 @@ class _Running:
             self._waited += 1
             return None
         if script.finish != "length" and self._said >= script.fail_after:
-            return Output(request.id, [], script.finish, script.reason)
+            return Output(request.id, [], script.finish, script.reason, retry_after_s=script.retry_after_s)
         output = Output(request.id, [], cached_tokens=0 if self._said else script.cached_tokens)
         while len(output.tokens) < script.tokens_per_step and output.finish is None:
             output.tokens.append(next(self._tokens))

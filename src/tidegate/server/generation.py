@@ -131,7 +131,8 @@ def _failure(output: Output) -> Exception:
     reason = output.reason
     match output.finish:
         case "rejected":
-            return Overloaded(reason or "The server has as many requests as it can queue: try again later.")
+            full = "The server has as many requests as it can queue: try again later."
+            return Overloaded(reason or full, output.retry_after_s or 1.0)
         case "invalid":
             return bad_request(reason or "This request can never be served here.")
         case "abort":

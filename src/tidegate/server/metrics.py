@@ -27,6 +27,9 @@ _TOKEN_S = (
 _TOKENS = tuple(float(step * 10**power) for power in range(6) for step in (1, 2, 5))
 
 
+_OF_A_GPU = ("sms", "extra_memory_bytes")  # fields of LaneStats
+
+
 class Metrics:
     """What the server itself observes, in a registry of its own."""
 
@@ -155,15 +158,21 @@ class _Scrape:
             ("gauge", "tidegate:lane_alive", "1 while the lane runs.", "alive"),
             ("gauge", "tidegate:lane_share", "Part of the compute while both lanes run.", "share"),
             ("gauge", "tidegate:lane_inflight_batches", "Batches launched and not done.", "inflight"),
+            ("gauge", "tidegate:lane_sms", "SMs that its kernels run on now, as measured.", "sms"),
+            ("gauge", "tidegate:lane_extra_memory_bytes", "Memory besides weights and KV.", "extra_memory_bytes"),
             ("counter", "tidegate:lane_busy_seconds", "Time on the device.", "busy_seconds"),
             ("counter", "tidegate:lane_batches", "Batches done.", "batches"),
             ("counter", "tidegate:lane_prefill_tokens", "Prompt tokens computed.", "prefill_tokens"),
             ("counter", "tidegate:lane_decode_tokens", "Decode rows computed.", "decode_tokens"),
             ("counter", "tidegate:lane_restarts", "Times the lane was started again.", "restarts"),
         ):
-            yield self._family(
-                kind, name, meaning, [({"lane": lane}, getattr(stats, field)) for lane, stats in lanes.items()]
-            )
+            samples: list[tuple[dict[str, str], float]] = [
+                ({"lane": lane}, getattr(stats, field))
+                for lane, stats in lanes.items()
+                if stats.sms or field not in _OF_A_GPU
+            ]
+            if samples:
+                yield self._family(kind, name, meaning, samples)
 
     def _family(
         self, kind: str, name: str, meaning: str, samples: list[tuple[dict[str, str], float]]

@@ -3,7 +3,6 @@
 import math
 from typing import NamedTuple, Protocol
 
-from tidegate.base.batch import BatchResult
 from tidegate.base.events import Arrived, BatchDone, BatchEnding, Emit, Event, LaneReady, Launch
 from tidegate.base.request import Output, RequestSpec
 from tidegate.core.config import CoreConfig
@@ -12,7 +11,7 @@ from tidegate.core.steady import TOKEN, SteadyRun
 from tidegate.sim.predicted import Job, PredictedDevice
 from tidegate.sim.served import Records, Served
 from tidegate.slo.goodput import Latency
-from tidegate.slo.latency import LatencyModel, Work
+from tidegate.slo.latency import LatencyModel
 
 
 class Asked(Protocol):
@@ -130,7 +129,7 @@ class SimulatedEngine:
         return self.device.next_warning_s(self._host.lead_s) if self._host.lead_s > 0 else math.inf
 
     def _warned(self, now: float) -> None:
-        lane, batch_id = self.device.warn()
+        lane, batch_id = self.device.warn(now, self._host.lead_s)
         if self._run is None:
             self._happens(BatchEnding(lane, batch_id), now)
         else:
@@ -138,19 +137,19 @@ class SimulatedEngine:
             self._bind(self._run)
 
     def _ended(self, now: float) -> None:
-        lane, job, seconds = self.device.end(now)
+        lane, result = self.device.end(now)
         run = self._run
         if run is not None and self._host.lead_s <= 0 and not run.goes_on:
             self._close()
             run = None
         if run is None:
-            self._happens(BatchDone(lane, BatchResult(job.id, [TOKEN] * job.samples, None, seconds)), now)
+            self._happens(BatchDone(lane, result), now)
             if not self._one_by_one:
                 self._run = self._core.steady(lane)
             return
         self.now = now
         self._run_times.append(now)
-        for request in run.land(job.id, seconds, now):
+        for request in run.land(result.id, result.seconds, now):
             answer = self._answers.pop(request.id)
             answer.times_s += self._run_times
             self._finished(answer, "length")
@@ -161,7 +160,7 @@ class SimulatedEngine:
 
     def _bind(self, run: SteadyRun) -> None:
         flight = run.bind(self.now)
-        self.device.launch(run.lane.name, Job(flight.batch_id, flight.work, 1.0, len(flight.decodes)), self.now)
+        self.device.take(run.lane.name, Job(flight.batch_id, flight.work, 1.0, len(flight.decodes)), self.now)
 
     def _close(self) -> None:
         """Ends the run of steady steps, if there is one."""
@@ -176,8 +175,7 @@ class SimulatedEngine:
         self.now = now
         for action in self._core.on_event(event, now):
             if isinstance(action, Launch):
-                batch = action.batch
-                self.device.launch(action.lane, Job(batch.id, Work.of(batch), batch.share, batch.num_sampled), now)
+                self.device.launch(action.lane, action.batch, now)
             elif isinstance(action, Emit):
                 self._told(action.outputs)
 

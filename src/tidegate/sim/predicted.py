@@ -8,6 +8,8 @@ import random
 from collections import deque
 from typing import NamedTuple
 
+from tidegate.base.batch import Batch, BatchResult
+from tidegate.core.steady import TOKEN
 from tidegate.slo.latency import LatencyModel, Work
 
 
@@ -31,12 +33,6 @@ class Running:
         self.warned = False  # whether its end has been announced
 
 
-class Ended(NamedTuple):
-    lane: str
-    job: Job
-    seconds: float
-
-
 class PredictedDevice:
     """Two lanes at most. A lane's batches run in the order of their launch."""
 
@@ -51,7 +47,10 @@ class PredictedDevice:
         self.busy_s: dict[str, float] = {}
         self.beside_s = 0.0  # while both lanes ran
 
-    def launch(self, lane: str, job: Job, now: float) -> None:
+    def launch(self, lane: str, batch: Batch, now: float) -> None:
+        self.take(lane, Job(batch.id, Work.of(batch), batch.share, batch.num_sampled), now)
+
+    def take(self, lane: str, job: Job, now: float) -> None:
         self._advance(now)
         self._queued.setdefault(lane, deque()).append((job, now + self._launch_s))
         if lane not in self._running:
@@ -66,13 +65,13 @@ class PredictedDevice:
         ends = [max(r.end_s - lead_s, self._now) for r in self._running.values() if not r.warned]
         return min(ends, default=math.inf)
 
-    def warn(self) -> tuple[str, int]:
-        """The lane and the id of the batch whose end is to be announced next."""
+    def warn(self, now: float, lead_s: float) -> tuple[str, int]:
+        """The lane and batch whose end is to be announced now."""
         running = min((r for r in self._running.values() if not r.warned), key=_end_s)
         running.warned = True
         return running.lane, running.job.id
 
-    def end(self, now: float) -> Ended:
+    def end(self, now: float) -> tuple[str, BatchResult]:
         """The batch that ends now, and the next one of its lane starts."""
         self._advance(now)
         running = min(self._running.values(), key=_end_s)
@@ -80,7 +79,8 @@ class PredictedDevice:
         if self._queued[running.lane]:
             self._start(running.lane, now)
         self._repredict()
-        return Ended(running.lane, running.job, now - running.start_s)
+        job = running.job
+        return running.lane, BatchResult(job.id, [TOKEN] * job.samples, None, now - running.start_s)
 
     def _start(self, lane: str, now: float) -> None:
         job, ready_s = self._queued[lane].popleft()

@@ -3,8 +3,8 @@ those that keep every deadline that can be kept.
 
     base      time that a step with decodes may take: the SLO's, less a margin
     spare     time until the earliest due time of a next token; with an SLO on the mean it grows while steps are shorter
-              than the SLO, and is spent only when a prompt would otherwise miss its deadline, and only as much of it as
-              that needs (spent greedily it does harm)
+              than the SLO. When a prompt would otherwise miss its deadline, as much of it is spent as that needs; else a
+              small part of it a step (spent greedily it does harm)
     fused     the largest chunk whose hybrid step takes at most that time, and the rate of prefill that it gives
     beside    the largest share whose decode steps take at most that time, and its rate of prefill
 
@@ -70,6 +70,7 @@ class AutoGate(Gate):
     SURE = 0.99  # of the steps must keep an SLO on every gap
     HOST_SECONDS = 2e-4  # of a gap, that are not a step's
     ADVANTAGE = 1.05
+    BANKED = 32  # steps for which the time that everybody can spare must do, if none of them needs it now
     CHUNK = 2048  # prompt tokens of a batch at which a device is at full speed
 
     def __init__(self, limits: Limits, slo: Slo, model: LatencyModel) -> None:
@@ -99,6 +100,9 @@ class AutoGate(Gate):
         self.belief.observe(seen)
         if seen.lane == "P":
             self._rates_beside.clear()
+
+    def first_token(self, ttft_s: float, now: float) -> None:
+        pass
 
     def ended(self, request: Ended, now: float) -> None:
         pass
@@ -140,6 +144,8 @@ class AutoGate(Gate):
             self._pace = Pace(self.model.whole, self._chunk, self._speed(load, base), 0.0)
             return base
         base = self.slo.tpot_s * self.MARGIN
+        if load.spares_s:
+            base = max(base, min(load.spares_s[0] / self.BANKED, 2 * base))
         plain = best = Pace(self.model.whole, self._chunk, self._speed(load, base), 0.0)
         most = len(plain.kept(load))
         for lost, spare in enumerate(load.spares_s):

@@ -11,8 +11,9 @@ n is not known: it is taken from lengths of earlier answers, so short that most 
 import bisect
 import heapq
 from collections import deque
-from collections.abc import Iterable
-from typing import NamedTuple
+from collections.abc import Callable, Iterable, Sequence
+from functools import cached_property
+from typing import NamedTuple, overload
 
 
 class Standing(NamedTuple):
@@ -21,6 +22,29 @@ class Standing(NamedTuple):
     first_s: float  # when its first token was told
     told: int  # tokens, those of batches in flight included
     tpot_s: float
+
+
+class WorkedOutLater(Sequence[float]):
+    """Values that are worked out when somebody looks at them."""
+
+    def __init__(self, work_out: Callable[[], list[float]]) -> None:
+        self._work_out = work_out
+
+    @cached_property
+    def _values(self) -> list[float]:
+        return self._work_out()
+
+    def __len__(self) -> int:
+        return len(self._values)
+
+    @overload
+    def __getitem__(self, index: int) -> float: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> list[float]: ...
+
+    def __getitem__(self, index: int | slice) -> float | list[float]:
+        return self._values[index]
 
 
 class Schedule:
