@@ -34,7 +34,7 @@ def config(mode: str, model: LatencyModel) -> CoreConfig:
         block_size=16,
         max_num_seqs=256,
         max_model_len=16_384,
-        vocab_size=1,
+        vocab_size=0,
         max_num_batched_tokens=8192,
         max_prefill_tokens=2048,
         mode=mode,

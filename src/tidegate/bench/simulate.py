@@ -176,7 +176,7 @@ def _config(
         block_size=arguments.block_size,
         max_num_seqs=arguments.max_num_seqs,
         max_model_len=longest if arguments.max_model_len is None else arguments.max_model_len,
-        vocab_size=1,
+        vocab_size=0,
         max_num_batched_tokens=setting.max_num_batched_tokens,
         max_prefill_tokens=arguments.max_prefill_tokens,
         mode=setting.mode,

@@ -19,7 +19,7 @@ class CoreConfig(msgspec.Struct, frozen=True):
     block_size: int
     max_num_seqs: int
     max_model_len: int
-    vocab_size: int
+    vocab_size: int  # 0: token ids are not checked
     max_num_batched_tokens: int
     max_prefill_tokens: int = 1 << 30  # prompt tokens that the device takes in one batch
     mode: str = "semi"

@@ -128,7 +128,7 @@ class Core:
                 "invalid",
                 f"{length} prompt tokens and {spec.max_tokens} new ones do not fit into {config.max_model_len} tokens",
             )
-        elif min(spec.prompt) < 0 or max(spec.prompt) >= config.vocab_size:
+        elif config.vocab_size and (min(spec.prompt) < 0 or max(spec.prompt) >= config.vocab_size):
             refusal = ("invalid", f"prompt token ids must lie between 0 and {config.vocab_size - 1}")
         elif len(self._queues.waiting) >= config.max_waiting:
             refusal = ("rejected", f"{config.max_waiting} requests are waiting already")

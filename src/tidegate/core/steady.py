@@ -90,7 +90,8 @@ class SteadyRun:
         tokens, size, short = [TOKEN] * self._landed, self._residency.block_size, []
         for row, request in enumerate(self.requests):
             length = len(request.tokens)
-            bound = min(self._bound, request.limit - length - self._in_flight)  # batches that it is in
+            left = request.limit - length - self._in_flight
+            bound = self._bound if self._bound < left else left  # batches that it is in
             # The first of these writes position length - 1 + in_flight, each further one the next.
             end = length - 1 + self._in_flight + bound
             if end > request.capacity:

@@ -10,6 +10,7 @@ n is not known: it is taken from lengths of earlier answers, so short that most 
 
 import bisect
 import heapq
+import math
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from functools import cached_property
@@ -72,10 +73,11 @@ class Schedule:
         """The ``count`` shortest times within which requests' next tokens must come, ascending. Requests that can't
         meet their SLO any more are left out: they must not sink the others."""
         lefts = []
-        for request in decoding:
-            tpot, after = request.tpot_s, self._more(request.told)
-            pace = tpot if self.pace_s is None else min(self.pace_s, tpot)
-            left = request.first_s + tpot * (request.told + after) - after * pace - now
+        slowest = math.inf if self.pace_s is None else self.pace_s
+        for first_s, told, tpot in decoding:
+            after = self._more(told)
+            pace = slowest if slowest < tpot else tpot
+            left = first_s + tpot * (told + after) - after * pace - now
             if left >= tpot:
                 lefts.append(left)
         return heapq.nsmallest(count, lefts)
