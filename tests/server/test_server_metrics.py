@@ -1,6 +1,7 @@
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from tidegate.base.stats import PredictionError
 from tidegate.server.fake import Script
 
 
@@ -48,6 +49,20 @@ def test_every_request_ends_under_one_reason(live):
     seen = scrape(server)
     reasons = {reason: seen[("vllm:request_success_total", reason)] for reason in ("stop", "length", "abort", "error")}
     assert reasons == {"stop": 1, "length": 1, "abort": 0, "error": 2}
+
+
+def test_errors_of_predictions_are_shown_by_kind_and_factors_by_lane(server):
+    assert not any(name.startswith("tidegate:prediction") for name, *_ in scrape(server))
+    stats = server.engine.statistics
+    stats.prediction_errors = {
+        "decode": PredictionError(40, 0.02, 0.07),
+        "prefill beside": PredictionError(9, 0.1, 0.3),
+    }
+    stats.prediction_factors = {"hybrid": 1.05}
+    seen = scrape(server)
+    assert seen[("tidegate:prediction_error", "decode", "0.5")] == 0.02
+    assert seen[("tidegate:prediction_error", "prefill beside", "0.95")] == 0.3
+    assert seen[("tidegate:prediction_factor", "hybrid")] == 1.05
 
 
 def server_says(server) -> str:

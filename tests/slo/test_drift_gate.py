@@ -5,6 +5,7 @@ from simulated import LIMITS, MACHINE, Run, config, conversations, load, slower
 
 from tidegate.base.errors import ConfigError
 from tidegate.core.core import Core
+from tidegate.slo.belief import Belief
 from tidegate.slo.drift_gate import DriftGate
 from tidegate.slo.gate import Observation
 from tidegate.slo.gates import make_gate
@@ -15,13 +16,13 @@ PROMPTS = [(4000, 0.4)]
 
 
 def gate(tpot_s, share=0.5):
-    return DriftGate(LIMITS, Slo(0.5, tpot_s), MACHINE, share)
+    return DriftGate(LIMITS, Slo(0.5, tpot_s), Belief(MACHINE), share)
 
 
 def worst_s(share, loaded, made):
     division = MACHINE.division(share)
     step = division.decode.seconds(loaded.decode) * division.decode_slowdown
-    return step * made.belief.factor("D") * made.belief.guard("D", made.SURE)
+    return step * made.belief.factor("decode beside") * made.belief.guard("decode beside", made.SURE)
 
 
 def settle(made, loaded):
@@ -47,7 +48,7 @@ def test_contention_counts_a_device_that_slows_decode_down_more_gives_it_more():
     calm, measured = gate(0.02), gate(0.02)
     for _ in range(200):
         step = MACHINE.division(0.5).decode.seconds(loaded.decode)
-        measured.observe(Observation("D", 0.5, True, loaded.decode, 1.8 * step))
+        measured.belief.observe(Observation("D", 0.5, True, loaded.decode, 1.8 * step))
     assert settle(calm, loaded) == 0.5 and settle(measured, loaded) == 0.25
 
 
@@ -111,4 +112,4 @@ def test_a_device_slower_than_believed_keeps_the_slo_all_the_same(metric):
 @pytest.mark.parametrize("name", ["drift", "semi-pd"])
 def test_a_device_that_cannot_be_divided_has_no_such_gate(name):
     with pytest.raises(ConfigError, match="can't be divided"):
-        make_gate(name, LIMITS, {"P": 0.5, "D": 0.5}, Slo(0.5, 0.02), LatencyModel(MACHINE.whole))
+        make_gate(name, LIMITS, {"P": 0.5, "D": 0.5}, Slo(0.5, 0.02), Belief(LatencyModel(MACHINE.whole)))

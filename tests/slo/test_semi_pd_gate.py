@@ -4,6 +4,7 @@ import pytest
 from simulated import LIMITS, MACHINE, Run, config, conversations, load, slower
 
 from tidegate.core.core import Core
+from tidegate.slo.belief import Belief
 from tidegate.slo.gate import Ended, Observation
 from tidegate.slo.goodput import Metric, Slo, attainment
 from tidegate.slo.latency import Work
@@ -17,7 +18,7 @@ class Story:
     """What a gate is told, window after window. ``busy``: the part of the time that prefill runs."""
 
     def __init__(self, share, slo=SLO, error=1.0):
-        self.gate, self.now, self.error = SemiPdGate(LIMITS, slo, MACHINE, share), 100.0, error
+        self.gate, self.now, self.error = SemiPdGate(LIMITS, slo, Belief(MACHINE), share), 100.0, error
         self.gate.first_token(0.1, self.now)  # from here on windows are counted
 
     def window(self, ttft_s=0.2, tpot_s=0.015, busy=0.6, late=0):
@@ -127,7 +128,7 @@ def test_an_slo_on_every_gap_is_held_against_the_longest_steps():
 
 
 def test_slices_are_sized_for_the_part_they_run_on():
-    gate = SemiPdGate(LIMITS, SLO, MACHINE, 0.5)
+    gate = SemiPdGate(LIMITS, SLO, Belief(MACHINE), 0.5)
     beside = gate.allow(load(lane="P", prompts=[(4000, 0.4)], busy=True))
     alone = gate.allow(load(lane="P", rows=0, prompts=[(4000, 0.4)]))
     assert beside.costs == MACHINE.division(0.5).prefill and alone.costs is MACHINE.whole

@@ -19,6 +19,14 @@ class LaneStats(msgspec.Struct):
     extra_memory_bytes: int = 0  # on the device, for graphs, workspaces and activations; weights and KV are shared
 
 
+class PredictionError(msgspec.Struct, frozen=True):
+    """Of predicted times of steps, relative to what was measured (0.1: a tenth too long or too short)."""
+
+    steps: int = 0
+    p50: float = 0.0
+    p95: float = 0.0
+
+
 class Stats(msgspec.Struct):
     mode: str = ""
     waiting: int = 0
@@ -45,4 +53,6 @@ class Stats(msgspec.Struct):
     slo_ttft_s: float | None = None
     slo_tpot_s: float | None = None
     slo_metric: str = ""
+    prediction_errors: dict[str, PredictionError] = {}  # of the last steps, by kind (slo.accuracy)
+    prediction_factors: dict[str, float] = {}  # by kind: such steps take so many times what the model says
     lanes: dict[str, LaneStats] = {}

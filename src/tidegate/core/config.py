@@ -7,7 +7,7 @@ import msgspec
 
 from tidegate.base.errors import ConfigError
 from tidegate.base.events import Tuned
-from tidegate.policy.modes import MODES
+from tidegate.policy.modes import MODES, Mode
 from tidegate.policy.order import ORDERS
 from tidegate.slo.gate import Limits
 from tidegate.slo.goodput import Metric, Slo
@@ -49,6 +49,10 @@ class CoreConfig(msgspec.Struct, frozen=True):
             slice_quantum_tokens=self.slice_quantum_tokens,
             prefill_tokens_per_s=self.prefill_tokens_per_s,
         )
+
+    def gate_of(self, mode: Mode) -> str:
+        """The gate by name: the user's where the mode knows it, else the mode's own."""
+        return self.gate if self.gate is not None and self.gate in mode.gates else mode.gates[0]
 
     def validate(self) -> None:
         """Raises ConfigError, naming the flag to change."""

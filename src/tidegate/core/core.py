@@ -44,6 +44,7 @@ from tidegate.core.steady import TOKEN, SteadyRun
 from tidegate.policy.modes import MODES, Mode
 from tidegate.policy.order import order_by_name
 from tidegate.policy.rule import Budget
+from tidegate.slo.belief import Belief
 from tidegate.slo.gate import Ended, Gate, Load, Observation, Outlook, Pressing, TimedRoom
 from tidegate.slo.gates import make_gate
 from tidegate.slo.goodput import Metric
@@ -65,6 +66,7 @@ class Core:
         self.requests: dict[str, Request] = {}  # all that have not ended
         self._target: Mode | None = None  # a mode that waits for its lanes to start
         self._queues = Queues(order_by_name(config.order, config.prefill_tokens_per_s))
+        self.belief = Belief(config.latency) if config.latency else None
         self.gate: Gate = self._make_gate(self.mode)
         self._residency = Residency(config)
         self._forecast = Forecast(self._queues, self._residency)
@@ -196,7 +198,10 @@ class Core:
         """A batch has been run, and took so long."""
         lane.count(flight, seconds)
         took_s = lane.took(flight, seconds, now)
-        self.gate.observe(Observation(lane.name, flight.share, flight.beside, flight.work, took_s))
+        seen = Observation(lane.name, flight.share, flight.beside, flight.work, took_s)
+        if self.belief is not None:
+            self.belief.observe(seen)
+        self.gate.observe(seen)
         if flight.decodes:
             self._schedule.step(now - max(self._stepped_s, now - PACE_LIMIT_SECONDS))
             self._stepped_s = now
@@ -357,8 +362,8 @@ class Core:
 
     def _make_gate(self, mode: Mode) -> Gate:
         config = self.config
-        name = config.gate if config.gate in mode.gates else mode.gates[0]
-        return make_gate(name, config.limits, config.shares, config.slo, config.latency)
+        name = config.gate_of(mode)
+        return make_gate(name, config.limits, config.shares, config.slo, self.belief)
 
     def _lane(self, name: str) -> Lane:
         if name not in self.lanes:
@@ -534,5 +539,7 @@ class Core:
             slo_ttft_s=config.slo.ttft_s if config.slo else None,
             slo_tpot_s=config.slo.tpot_s if config.slo else None,
             slo_metric=str(config.slo.metric) if config.slo else "",
+            prediction_errors=self.belief.accuracy() if self.belief else {},
+            prediction_factors=self.belief.factors if self.belief else {},
             lanes={name: lane.stats for name, lane in self.lanes.items()},
         )

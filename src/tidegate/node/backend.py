@@ -29,6 +29,7 @@ class Traits:
     padding: Padding  # of batches
     max_num_seqs: int  # where the user does not say
     max_num_batched_tokens: int  # the same
+    shares: tuple[float, ...] = (0.5, 0.7, 0.6, 0.8, 0.4, 0.25)  # of prefill, to choose among; the most useful first
 
 
 class Backend(Protocol):

@@ -1,6 +1,7 @@
 """A machine without a GPU: weights and KV in a memory file, lanes as processes on sets of cores."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from tidegate.base.errors import ConfigError
 from tidegate.base.specs import PoolSpec
@@ -40,7 +41,9 @@ class CpuBackend:
         if config.sharing != "auto":
             raise ConfigError(f"--sharing {config.sharing} needs a GPU: without one, lanes divide the cores (auto)")
         self._source = source
-        self._cores = CoreSets(config.cores).cores
+        cores = CoreSets(config.cores)
+        self._cores = cores.cores
+        self.traits = replace(self.traits, shares=cores.shares())
         self._stored = stored(source.spec, config.quantization)
         self.weight_bytes = stored_bytes(source.spec, config.quantization)
         self.kv_bytes = 0

@@ -27,6 +27,7 @@ from tidegate.runner.shapes import DECODE_STEPS, MAX_SLICES, PADDING, PREFILL_ST
 
 DTYPES = ("bfloat16", "float32")
 SWITCH_SECONDS = 2e-4  # a lane that prepares a step must not wait long for the interpreter
+SHARES = (0.545, 0.667, 0.424, 0.788)  # 72, 88, 56 and 104 of an H200's 132 SMs
 USEFUL_FLOPS = {"bfloat16": 5e14, "float32": 3e13}  # for a first guess of the prefill rate
 
 
@@ -59,6 +60,7 @@ class GpuBackend:
             prefill_tokens_per_s=USEFUL_FLOPS[self._dtype] / (2 * elements),
             max_num_seqs=DECODE_STEPS[-1],
             max_num_batched_tokens=8192,
+            shares=SHARES,
         )
 
     @property

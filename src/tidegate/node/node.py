@@ -3,7 +3,7 @@
 import logging
 import selectors
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from tidegate.base.clock import now_s
@@ -64,15 +64,17 @@ class Node:
         self._mode_asked: list[wire.Ask] = []  # answered once their mode is in force
         self._running = True
 
-    def run(self, ready: Callable[[], wire.EngineInfo]) -> None:
+    def run(self, ready: Callable[[], wire.EngineInfo], earlier: Sequence[Event] = ()) -> None:
         """Serves until told to shut down or until the server is gone. Tells the server ``ready()`` once all lanes of
-        the mode are up; raises ConfigError if they can't be brought up."""
+        the mode are up; raises ConfigError if they can't be brought up. ``earlier``: what lanes have told before."""
         self._selector.register(self._server, selectors.EVENT_READ, self._from_server)
         self._lanes.watch(
             lambda fd, receive: void(self._selector.register(fd, selectors.EVENT_READ, receive)),
             lambda fd: void(self._selector.unregister(fd)),
         )
-        told = False
+        for event in earlier:
+            self._handle(event)
+        told = self._tell(ready)
         while self._running:
             for key, mask in self._selector.select():
                 if mask & selectors.EVENT_WRITE:
@@ -80,10 +82,15 @@ class Node:
                 if mask & selectors.EVENT_READ:
                     for event in key.data():
                         self._handle(event)
-            if not told and all(self._core.lanes[spec.name].alive for spec in self._core.mode.lanes):
-                told = True
-                self._server.send(wire.Ready(ready()))
+            told = told or self._tell(ready)
             self._watch_server_writes()
+
+    def _tell(self, ready: Callable[[], wire.EngineInfo]) -> bool:
+        """Whether the lanes of the mode are up, and the server knows it now."""
+        up = all(self._core.lanes[spec.name].alive for spec in self._core.mode.lanes)
+        if up:
+            self._server.send(wire.Ready(ready()))
+        return up
 
     def _handle(self, event: Event) -> None:
         for action in self._on_event(event, now_s()):

@@ -54,7 +54,9 @@ def admin_routes(context: Context) -> APIRouter:
             tpot_s=limits.get("tpot"),
             slo_metric=asked.slo_metric,
         )
-        return _json(await engine.tune(tuned))
+        stats = await engine.tune(tuned)
+        context.recorder.heed(stats)
+        return _json(stats)
 
     @router.post("/admin/mode")
     async def mode(request: Request) -> Response:

@@ -5,6 +5,7 @@ in this process, one step after another.
 """
 
 import asyncio
+import copy
 import itertools
 from collections.abc import Callable, Sequence
 
@@ -50,7 +51,8 @@ def fake_info(vocab_size: int = 49152, max_model_len: int = 8192, eos_ids: tuple
 class FakeEngine:
     """``script(request)`` says how each request goes; a step takes ``step_s`` seconds.
 
-    ``submitted`` and ``aborted`` record the calls, and ``statistics`` is what ``stats`` answers, for tests to set.
+    ``submitted``, ``aborted``, ``tuned`` and ``times_asked`` (for statistics) record the calls; ``statistics`` is what
+    ``stats`` answers, for tests to set.
     """
 
     def __init__(
@@ -64,6 +66,7 @@ class FakeEngine:
         self.alive = True
         self.submitted: list[RequestSpec] = []
         self.aborted: list[str] = []
+        self.times_asked = 0
         self.tuned: list[Tuned] = []
         self._script = script
         self._step_s = step_s
@@ -99,7 +102,8 @@ class FakeEngine:
     async def stats(self) -> Stats:
         self._check_alive()
         self.statistics.decoding = len(self._running)
-        return self.statistics
+        self.times_asked += 1
+        return copy.deepcopy(self.statistics)
 
     async def set_mode(self, mode: str) -> Stats:
         if mode not in self.info.modes:

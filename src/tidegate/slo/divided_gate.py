@@ -5,7 +5,7 @@ from typing import NamedTuple
 from tidegate.slo.belief import Belief
 from tidegate.slo.gate import Allowance, Ended, Gate, Limits, Load, Observation, Outlook
 from tidegate.slo.goodput import Slo
-from tidegate.slo.latency import Costs, Division, LatencyModel, Work
+from tidegate.slo.latency import Costs, Division, Work
 
 
 class OnPart(NamedTuple):
@@ -29,11 +29,10 @@ class DividedGate(Gate):
     name: str
     CHUNK = 2048  # prompt tokens of a batch at which a device is at full speed
 
-    def __init__(self, limits: Limits, slo: Slo, model: LatencyModel, share: float) -> None:
-        """``share``: prefill's, to begin with. The model has divisions."""
-        self.limits, self.slo, self.model = limits, slo, model
-        self.belief = Belief(model)
-        self.division: Division = model.division(share)
+    def __init__(self, limits: Limits, slo: Slo, belief: Belief, share: float) -> None:
+        """``share``: prefill's, to begin with. The belief's model has divisions."""
+        self.limits, self.slo, self.belief, self.model = limits, slo, belief, belief.model
+        self.division: Division = self.model.division(share)
         self.choices: dict[str, int] = {}
         self.moves = 0
 
@@ -45,7 +44,7 @@ class DividedGate(Gate):
         return Allowance(0) if load.lane == "D" else self._slice(load, self.limits.slice_seconds)
 
     def observe(self, seen: Observation) -> None:
-        self.belief.observe(seen)
+        pass
 
     def first_token(self, ttft_s: float, now: float) -> None:
         pass
@@ -71,10 +70,9 @@ class DividedGate(Gate):
 
     def _prefill(self, alone: bool) -> tuple[Costs, float]:
         """Where prefill runs now, and by which factor its batches take longer than the costs say."""
-        factor = self.belief.factor("P")
         if alone:
-            return self.model.whole, factor
-        return self.division.prefill, self.division.prefill_slowdown * factor
+            return self.model.whole, self.belief.factor("prefill")
+        return self.division.prefill, self.division.prefill_slowdown * self.belief.factor("prefill beside")
 
     def _move(self, division: Division) -> None:
         self.moves += division is not self.division

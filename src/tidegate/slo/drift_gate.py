@@ -57,10 +57,10 @@ class DriftGate(DividedGate):
         return _last(self.model.divisions, does) or self.model.divisions[0]
 
     def _worst_s(self, division: Division) -> float:
-        return self._step_s(division) * self.belief.guard("D", self.SURE)
+        return self._step_s(division) * self.belief.guard("decode beside", self.SURE)
 
     def _step_s(self, division: Division) -> float:
-        return division.decode.seconds(self._decode) * division.decode_slowdown * self.belief.factor("D")
+        return division.decode.seconds(self._decode) * division.decode_slowdown * self.belief.factor("decode beside")
 
     def _ahead_s(self) -> float:
         """The number of whole decode steps that comes nearest to a slice's time, or one."""

@@ -205,7 +205,11 @@ def fit_costs(samples: Sequence[Sample], padding: Padding = NONE) -> Costs:
         row /= sample.seconds
     values = _least_squares(columns, np.ones(len(samples)))
     dense = np.maximum.accumulate(values[: len(knots)])
-    pair_s, reused_s, context_s = values[len(knots) :].tolist()
+    if padding.tokens:  # the sizes in between were not measured: on the line between those that were
+        between = [size for size in padding.tokens if knots[0] < size < knots[-1]]
+        measured, knots = knots, sorted({*knots, *between})
+        dense = np.interp(knots, measured, dense)
+    pair_s, reused_s, context_s = values[-3:].tolist()
     return Costs(tuple(knots), tuple(dense.tolist()), pair_s, reused_s, context_s, padding)
 
 

@@ -21,10 +21,11 @@ become late and wait count as well, as ``LATE`` times the SLO: an order that ser
 
 import math
 
+from tidegate.slo.belief import Belief
 from tidegate.slo.divided_gate import DividedGate
 from tidegate.slo.gate import Allowance, Ended, Limits, Load, Observation
 from tidegate.slo.goodput import Metric, Slo, percentile
-from tidegate.slo.latency import Division, LatencyModel, Work
+from tidegate.slo.latency import Division, Work
 
 
 class Batches:
@@ -73,8 +74,8 @@ class SemiPdGate(DividedGate):
     MARGIN = 0.97  # of the SLO, within which a share must be predicted to be
     FULL = 0.95  # the busiest that prefill is taken to have been: a queue can't be predicted from a full server
 
-    def __init__(self, limits: Limits, slo: Slo, model: LatencyModel, share: float) -> None:
-        super().__init__(limits, slo, model, share)
+    def __init__(self, limits: Limits, slo: Slo, belief: Belief, share: float) -> None:
+        super().__init__(limits, slo, belief, share)
         self._moved_s = -math.inf
         self._late_windows = 0  # on end
         self._patience, self._most_patience = self.PATIENCE
@@ -89,7 +90,6 @@ class SemiPdGate(DividedGate):
         return super().allow(load)
 
     def observe(self, seen: Observation) -> None:
-        super().observe(seen)
         if self._window is None:
             return
         if seen.lane == "P":
