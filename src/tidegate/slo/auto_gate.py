@@ -71,6 +71,7 @@ class AutoGate(Gate):
     HOST_SECONDS = 2e-4  # of a gap, that are not a step's
     ADVANTAGE = 1.05
     BANKED = 32  # steps for which the time that everybody can spare must do, if none of them needs it now
+    KEPT = 4096  # rates beside decode
     CHUNK = 2048  # prompt tokens of a batch at which a device is at full speed
 
     def __init__(self, limits: Limits, slo: Slo, belief: Belief) -> None:
@@ -80,8 +81,7 @@ class AutoGate(Gate):
         self.moves = 0
         self._division: Division | None = None  # in force; None: fused
         self._pace = Pace(self.model.whole, self._chunk, 1.0, 0.0)
-        self._rates_beside: dict[float, float] = {}  # by share, as believed now, of slices from ``_rated_start``
-        self._rated_start = 0
+        self._rates_beside: dict[tuple[float, int], float] = {}  # by share and start of a slice, as believed now
 
     # ---- Gate
 
@@ -184,16 +184,15 @@ class AutoGate(Gate):
         return Option(None, tokens / seconds, tokens)
 
     def _best_beside(self, load: Load, limit: float, best: Option) -> Option:
-        start = load.prompts[0].start
-        if start != self._rated_start:
+        if len(self._rates_beside) > self.KEPT:
             self._rates_beside.clear()
-            self._rated_start = start
         for division in self.model.divisions:
             step = division.decode.seconds(load.decode) * division.decode_slowdown * self.belief.factor("decode beside")
             if step <= limit:
-                if division.share not in self._rates_beside:
-                    self._rates_beside[division.share] = self._rate_beside(division, start)
-                rate = self._rates_beside[division.share]
+                place = (division.share, load.prompts[0].start)
+                if place not in self._rates_beside:
+                    self._rates_beside[place] = self._rate_beside(division, load.prompts[0].start)
+                rate = self._rates_beside[place]
                 if rate > best.tokens_per_s * (1.0 if self._division is division else self.ADVANTAGE):
                     best = Option(division, rate, 0)
         return best
