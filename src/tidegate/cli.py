@@ -1,4 +1,4 @@
-"""The command line: ``tidegate serve``, ``profile``, ``bench serve``, ``bench goodput``, ``doctor``."""
+"""The command line: ``tidegate serve``, ``profile``, ``bench serve``, ``bench goodput``, ``simulate``, ``doctor``."""
 
 import argparse
 import asyncio
