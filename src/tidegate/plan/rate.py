@@ -1,0 +1,110 @@
+"""The highest rate at which enough requests meet an SLO, by simulating at a few rates."""
+
+import math
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+from tidegate.plan.demand import Arrival, Demand
+from tidegate.slo.goodput import GOODPUT_ATTAINMENT, Latency, Slo, attainment, goodput
+
+Simulate = Callable[[Sequence[Arrival], int], list[Latency | None]]
+
+MOST_AT_ONCE = 256  # requests in an instance
+COOL_DOWN = 0.1  # of the requests, which are not counted: they leave an engine that gets empty
+Z_95 = 1.96  # of a normal distribution: 95 % of it lies so many standard deviations around its mean
+PROBES = 5
+PRECISION = 0.04
+
+
+class Probe(NamedTuple):
+    rate: float
+    attained: float
+    latencies: list[Latency | None]  # of the counted requests
+
+    @property
+    def interval(self) -> tuple[float, float]:
+        """Wilson's, at 95 %, as if requests were independent of each other."""
+        count, share = len(self.latencies), self.attained
+        middle = (share + Z_95**2 / (2 * count)) / (1 + Z_95**2 / count)
+        half = Z_95 * math.sqrt(share * (1 - share) / count + Z_95**2 / (4 * count**2)) / (1 + Z_95**2 / count)
+        return middle - half, middle + half
+
+
+class Length(NamedTuple):
+    """Of a simulation: ``counted`` requests after those that find an engine that is not yet as full as it will be:
+    as many as come in ``settle_s``, the time of an answer, but no more than ``instances`` hold."""
+
+    counted: int
+    settle_s: float
+    instances: int = 1
+
+    def warm_up(self, rate: float) -> int:
+        return min(int(rate * self.settle_s), MOST_AT_ONCE * self.instances)
+
+
+class Found(NamedTuple):
+    """In requests/s; ``low`` and ``high`` are the goodputs by the lower and upper ends of the probes' intervals.
+    ``probes`` ascend."""
+
+    rate: float
+    low: float
+    high: float
+    probes: list[Probe]
+
+    @property
+    def best(self) -> Probe:
+        """The one nearest to the rate found."""
+        return min(self.probes, key=lambda probe: abs(probe.rate - self.rate))
+
+    @property
+    def beyond(self) -> Probe:
+        """The lowest at which too few attained the SLO; the highest if there is none."""
+        missed = (probe for probe in self.probes if probe.attained < GOODPUT_ATTAINMENT)
+        return next(missed, self.probes[-1])
+
+
+def probe(simulate: Simulate, demand: Demand, slo: Slo, rate: float, length: Length, part: int = 0) -> Probe:
+    """Requests at ``rate``."""
+    before = length.warm_up(rate)
+    latencies = simulate(demand.arrivals(rate, before + length.counted, part), part)
+    counted = latencies[before : before + math.ceil(length.counted * (1 - COOL_DOWN))]
+    return Probe(rate, attainment(counted, slo), counted)
+
+
+def highest_rate(
+    simulate: Simulate,
+    demand: Demand,
+    slo: Slo,
+    guess: float,
+    length: Length,
+    most: float,
+    part: int = 0,
+    factor: float = 1.3,
+) -> Found:
+    """Brackets from ``guess``, ``factor`` by ``factor``, then bisects. Never above ``most``."""
+    probes: dict[float, Probe] = {}
+    low, high, rate = 0.0, math.inf, min(guess, most)
+    while len(probes) < PROBES:
+        probes[rate] = found = probe(simulate, demand, slo, rate, length, part)
+        if found.attained >= GOODPUT_ATTAINMENT:
+            low = rate
+        else:
+            high = rate
+        if low >= most or (high < math.inf and high - low <= PRECISION * high):
+            break
+        if math.isinf(high):
+            rate = min(most, factor * low)
+        elif low > 0.0:
+            rate = (low + high) / 2
+        else:
+            rate = high / factor if found.attained > 0.5 else high / 2
+    return summed_up(list(probes.values()), most)
+
+
+def summed_up(probes: Sequence[Probe], most: float) -> Found:
+    ordered = sorted(probes, key=lambda probe: probe.rate)
+    rate = goodput((found.rate, found.attained) for found in ordered)
+    surely = goodput((found.rate, found.interval[0]) for found in ordered)
+    perhaps = [(found.rate, found.interval[1]) for found in ordered]
+    missed = any(share < GOODPUT_ATTAINMENT for _, share in perhaps)
+    return Found(rate, surely, goodput(perhaps) if missed else most, ordered)
