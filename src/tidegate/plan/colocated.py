@@ -18,7 +18,7 @@ from tidegate.plan import bounds
 from tidegate.plan.bounds import Rates
 from tidegate.plan.demand import Arrival
 from tidegate.plan.engine import simulate_engine
-from tidegate.plan.setting import MAX_TOKENS, Setting
+from tidegate.plan.setting import GPU_SLICE_S, MAX_TOKENS, WHOLE_CHUNK_S, Setting
 from tidegate.policy.modes import MODES
 from tidegate.slo.goodput import Latency
 
@@ -73,7 +73,9 @@ class Colocated:
     def _flags(self) -> list[str]:
         flags = []
         if self._way.chunk < MAX_TOKENS:
-            flags += [f"--max-num-batched-tokens {self._way.chunk}", "--slice-ms 1000000"]
+            flags += [f"--max-num-batched-tokens {self._way.chunk}", f"--slice-ms {WHOLE_CHUNK_S * 1e3:.0f}"]
+        elif self._setting.slice_s(self._tp) > GPU_SLICE_S and self._setting.device.is_gpu:
+            flags.append(f"--slice-ms {self._setting.slice_s(self._tp) * 1e3:.0f}")
         if self._way.share is not None:
             flags.append(f"--prefill-share {self._way.share:.2f}")
         return flags

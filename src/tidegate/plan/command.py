@@ -122,9 +122,8 @@ class _Line:
 
     def progress(self, what: str, fraction: float) -> None:
         if self._terminal:
-            print(
-                f"\r\x1b[K{'█' * int(fraction * 24):░<24} {fraction:4.0%} {what}", end="", file=sys.stderr, flush=True
-            )
+            sys.stderr.write(f"\r\x1b[K{'█' * int(fraction * 24):░<24} {fraction:4.0%} {what}")
+            sys.stderr.flush()
 
     def clear(self) -> None:
         if self._terminal:

@@ -18,7 +18,7 @@ from typing import NamedTuple
 from tidegate.plan import bounds
 from tidegate.plan.demand import Arrival
 from tidegate.plan.rate import Length, highest_rate
-from tidegate.plan.setting import BLOCK_TOKENS, CPU_SLICE_S, FULL_BATCH, GPU_SLICE_S, MAX_SEQS, Setting
+from tidegate.plan.setting import BLOCK_TOKENS, FULL_BATCH, MAX_SEQS, Setting
 from tidegate.plan.split_sim import SplitDesign, simulate_split
 from tidegate.slo.goodput import Latency, Metric, Slo
 from tidegate.slo.latency import Costs
@@ -163,7 +163,7 @@ def _design(setting: Setting, prefill_tp: int, x: int, decode_tp: int, y: int, l
         kv_tokens=setting.memory(decode_tp).kv_tokens // BLOCK_TOKENS * BLOCK_TOKENS,
         max_seqs=MAX_SEQS,
         full_batch=FULL_BATCH,
-        slice_s=GPU_SLICE_S if setting.device.is_gpu else CPU_SLICE_S,
+        slice_s=setting.slice_s(prefill_tp),
         min_slice=128,
         link_s_per_token=link_s_per_token,
     )

@@ -1,7 +1,7 @@
 """The highest rate at which enough requests meet an SLO, by simulating at a few rates."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
 from tidegate.plan.demand import Arrival, Demand
@@ -14,6 +14,7 @@ COOL_DOWN = 0.1  # of the requests, which are not counted: they leave an engine 
 Z_95 = 1.96  # of a normal distribution: 95 % of it lies so many standard deviations around its mean
 PROBES = 5
 PRECISION = 0.04
+FAR_BELOW = 8.0  # times lower than the lowest rate, that did not do: the last to be tried
 
 
 class Probe(NamedTuple):
@@ -98,11 +99,17 @@ def highest_rate(
             rate = (low + high) / 2
         else:
             rate = high / factor if found.attained > 0.5 else high / 2
-    return summed_up(list(probes.values()), most)
+    if low == 0.0:
+        rate = min(probes) / FAR_BELOW
+        probes[rate] = probe(simulate, demand, slo, rate, length, part)
+    return summed_up(probes.values(), most)
 
 
-def summed_up(probes: Sequence[Probe], most: float) -> Found:
+def summed_up(probes: Iterable[Probe], most: float) -> Found:
+    """0 where no rate attained the SLO."""
     ordered = sorted(probes, key=lambda probe: probe.rate)
+    if all(found.attained < GOODPUT_ATTAINMENT for found in ordered):
+        return Found(0.0, 0.0, 0.0, ordered)
     rate = goodput((found.rate, found.attained) for found in ordered)
     surely = goodput((found.rate, found.interval[0]) for found in ordered)
     perhaps = [(found.rate, found.interval[1]) for found in ordered]

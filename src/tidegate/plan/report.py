@@ -30,7 +30,8 @@ def _table(plan: Summary, everything: bool) -> list[str]:
     width = max(len("design"), *(len(_design(row)) for row in rows))
     lines = [
         "goodput in requests/s per GPU (95 %: where it lies, by chance alone)",
-        f"{'design':<{width}} {'goodput':>8} {'95 %':>13} {'of bound':>8} {'mean TTFT':>10} {'TPOT':>8} {'KV left':>11}",
+        f"{'design':<{width}} {'goodput':>8} {'95 %':>13} {'of bound':>8} {'mean TTFT':>10} {'TPOT':>8} "
+        f"{'KV left':>11}",
     ]
     for row in rows:
         between = f"{row.low_per_gpu:.2f}–{row.high_per_gpu:.2f}"
@@ -41,7 +42,7 @@ def _table(plan: Summary, everything: bool) -> list[str]:
         )
     if everything:
         lines += [f"{name:<{width}} {'':>8} below {ceiling:.2f}, not simulated" for name, ceiling in plan.passed_over]
-        lines += [f"{name:<{width}} {'0.00':>8} can't meet the SLO even for one request" for name in plan.unreachable]
+        lines += [f"{name:<{width}} {'0.00':>8} can't meet the SLO at any rate" for name in plan.unreachable]
     else:
         left = len(plan.rows) - len(rows) + len(plan.passed_over) + len(plan.unreachable)
         if left:

@@ -21,6 +21,7 @@ LEAST_SIMULATED, MOST_SIMULATED = 8, 14  # candidates
 DOUBT = 1.1  # a ceiling may be too low by so much
 FIRST_GUESS = 0.8  # of a ceiling
 JUST_BELOW = 0.95  # of what was found before: where the next, longer simulation starts
+MOST_SETTLED = 3  # candidates that turn out to be first after all
 FEW = 60  # requests, to see what is reachable
 
 Progress = Callable[[str, float], None]
@@ -40,7 +41,7 @@ class Measured(NamedTuple):
 
 
 class Plan(NamedTuple):
-    """``measured``: best first, those of later rounds before others. ``passed_over``: not simulated, since their
+    """``measured``: best first. ``passed_over``: not simulated, since their
     ceiling lies below what others attain; ``unreachable``: that can't meet the SLO at any rate."""
 
     measured: list[Measured]
@@ -49,8 +50,9 @@ class Plan(NamedTuple):
     bound: Bound
 
 
-def search(setting: Setting, progress: Progress) -> Plan:
-    """Raises ConfigError where nothing meets the SLO, saying what can be reached."""
+def search(setting: Setting, progress: Progress, rounds: Sequence[int] = ROUNDS) -> Plan:
+    """``rounds``: requests of simulations, three ascending numbers. Raises ConfigError where nothing meets the SLO,
+    saying what can be reached."""
     progress("computing bounds", 0.0)
     single = colocated(setting)
     disaggregation = Disaggregation(setting)
@@ -59,12 +61,14 @@ def search(setting: Setting, progress: Progress) -> Plan:
         progress("prefill and decode apart", 0.02)
         splits = [*disaggregation.high_affinity(), *disaggregation.low_affinity()]
     proposed: list[Simulated] = sorted([*single, *splits], key=_total_ceiling, reverse=True)
-    race = _Race(setting, progress)
+    race = _Race(setting, progress, rounds)
     passed_over = race.first([candidate for candidate in proposed if candidate.ceiling > 0])
-    race.next(1)
-    race.next(2)
+    if race.results():
+        race.next(1)
+        race.next(2)
+        race.settle()
     measured = [*race.results(), *_mixes(race, disaggregation, setting)]
-    measured.sort(key=_standing, reverse=True)
+    measured.sort(key=_total, reverse=True)
     if not measured or measured[0].total <= 0:
         raise ConfigError(unreached(setting, single))
     unreachable = [candidate for candidate in proposed if candidate.ceiling <= 0]
@@ -74,8 +78,8 @@ def search(setting: Setting, progress: Progress) -> Plan:
 class _Race:
     """Simulations of more and more requests, for fewer and fewer candidates."""
 
-    def __init__(self, setting: Setting, progress: Progress) -> None:
-        self._setting, self._progress = setting, progress
+    def __init__(self, setting: Setting, progress: Progress, rounds: Sequence[int]) -> None:
+        self._setting, self._progress, self._rounds = setting, progress, rounds
         self._bound = hardware_bound(setting).requests_per_s
         self._measured: dict[str, tuple[Simulated, Measured]] = {}
 
@@ -98,12 +102,22 @@ class _Race:
             if measured.found.rate > 0:
                 self.measure(candidate, JUST_BELOW * measured.found.rate, of_round)
 
+    def settle(self) -> None:
+        """The longest simulation for whoever is first with a shorter one, until the first has had it."""
+        last = len(self._rounds) - 1
+        for _ in range(MOST_SETTLED):
+            candidate, measured = max(self._measured.values(), key=lambda pair: pair[1].total)
+            if measured.round > last:
+                break
+            self._progress(candidate.name, 0.92)
+            self.measure(candidate, JUST_BELOW * measured.found.rate, last)
+
     def results(self) -> list[Measured]:
         return [measured for _, measured in self._measured.values()]
 
     def measure(self, candidate: Simulated, guess: float, of_round: int) -> Measured:
         setting = self._setting
-        length = Length(ROUNDS[of_round] * candidate.instances, setting.settle_s, candidate.instances)
+        length = Length(self._rounds[of_round] * candidate.instances, setting.settle_s, candidate.instances)
         most = min(self._bound * candidate.unit_gpus, candidate.capacity)
         factor = FACTORS[of_round]
         found = highest_rate(candidate.simulate, setting.demand, setting.slo, guess, length, most, of_round, factor)
@@ -117,7 +131,7 @@ def _mixes(race: _Race, disaggregation: Disaggregation, setting: Setting) -> lis
     engines = [measured for measured in race.results() if isinstance(measured.candidate, Colocated)]
     if setting.gpus < 3 or not engines:
         return []
-    single = max(engines, key=_standing)
+    single = max(engines, key=_total)
     pairs = []
     for gpus in range(2, setting.gpus):
         z = (setting.gpus - gpus) // single.candidate.unit_gpus
@@ -129,6 +143,10 @@ def _mixes(race: _Race, disaggregation: Disaggregation, setting: Setting) -> lis
         if found.rate > 0 and single.found.rate > 0:
             mixes.append(Measured(mix, mix.found(found, single.found), single.round))
     return mixes
+
+
+def _total(measured: Measured) -> float:
+    return measured.total
 
 
 def _standing(measured: Measured) -> tuple[int, float]:

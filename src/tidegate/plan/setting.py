@@ -8,7 +8,7 @@ from tidegate.base.errors import ConfigError
 from tidegate.base.specs import ModelSpec
 from tidegate.core.config import CoreConfig
 from tidegate.plan.demand import Demand
-from tidegate.plan.hardware import Hardware
+from tidegate.plan.hardware import GIB, Hardware
 from tidegate.plan.memory import Memory, degrees, memory
 from tidegate.plan.roofline import kv_bytes_per_token, roofline
 from tidegate.slo.goodput import Slo
@@ -18,7 +18,9 @@ BLOCK_TOKENS = 16
 MAX_SEQS = 256  # requests that an engine runs at once
 FULL_BATCH = 2048  # prompt tokens of a batch at most
 MAX_TOKENS = 8192  # of a batch
-GPU_SLICE_S, CPU_SLICE_S = 0.03, 0.2
+WHOLE_CHUNK_S = 1e3  # for slices: so long that a chunk's size alone binds
+GPU_SLICE_S, CPU_SLICE_S = 0.03, 0.2  # that a slice of a prompt takes unless told otherwise
+EFFICIENT_TOKENS = 1024  # a slice of fewer on the whole device wastes much of its arithmetic
 
 
 class Setting:
@@ -71,9 +73,9 @@ class Setting:
             have = self.memory(tp)
             raise ConfigError(
                 f"{self.model_name} does not fit: over {tp} × {self.device.title} each holds "
-                f"{have.weight_bytes / 2**30:.1f} GiB of weights and {have.reserve_bytes / 2**30:.0f} GiB of workspace; "
+                f"{have.weight_bytes / GIB:.1f} GiB of weights and {have.reserve_bytes / GIB:.0f} GiB of workspace; "
                 f"with the longest request ({self.demand.longest_tokens} tokens) "
-                f"{self.short_bytes(tp) / 2**30:.1f} GiB are short of the {have.usable_bytes / 2**30:.1f} GiB that may "
+                f"{self.short_bytes(tp) / GIB:.1f} GiB are short of the {have.usable_bytes / GIB:.1f} GiB that may "
                 "be used"
             )
         return fitting
@@ -87,6 +89,11 @@ class Setting:
         """How long an average answer takes at the SLO's pace: after so long an engine is as full as it gets."""
         return self.demand.averages.output_tokens * self.slo.tpot_s
 
+    def slice_s(self, tp: int) -> float:
+        """That a slice may take: the engine's default, or longer where it would be inefficiently short."""
+        usual_s = GPU_SLICE_S if self.device.is_gpu else CPU_SLICE_S
+        return max(usual_s, self.latency(tp).whole.dense(EFFICIENT_TOKENS)) if self.device.is_gpu else usual_s
+
     def command(self, tp: int, mode: str, *flags: str) -> str:
         """That starts an instance."""
         slo = f"--slo ttft={self.slo.ttft_s * 1e3:g}ms,tpot={self.slo.tpot_s * 1e3:g}ms --slo-metric {self.slo.metric}"
@@ -96,10 +103,10 @@ class Setting:
     def core_config(self, tp: int, mode: str, chunk: int = MAX_TOKENS, share: float = 0.5) -> CoreConfig:
         """As an engine would be started: prompts by slack. Slices are as long as the chunk, where one is given."""
         latency = self.latency(tp)
-        slice_s = GPU_SLICE_S if self.device.is_gpu else CPU_SLICE_S
+        most_blocks = MAX_SEQS * (self.demand.longest_tokens // BLOCK_TOKENS + 1)  # more are never used
         full = min(FULL_BATCH, latency.whole.tokens[-1])
         return CoreConfig(
-            num_blocks=self.memory(tp).kv_tokens // BLOCK_TOKENS,
+            num_blocks=min(self.memory(tp).kv_tokens // BLOCK_TOKENS, most_blocks),
             block_size=BLOCK_TOKENS,
             max_num_seqs=MAX_SEQS,
             max_model_len=self.demand.longest_tokens,
@@ -113,7 +120,7 @@ class Setting:
             max_waiting=1 << 30,
             slo=self.slo,
             latency=latency,
-            slice_seconds=1e3 if chunk < MAX_TOKENS else slice_s,
+            slice_seconds=WHOLE_CHUNK_S if chunk < MAX_TOKENS else self.slice_s(tp),
             min_slice_tokens=128 if self.device.is_gpu else 32,
             slice_quantum_tokens=64 if self.device.is_gpu else 16,
             max_slices=16,

@@ -59,8 +59,9 @@ class _Prefill:
         self._order = BySlack()
         self._dense_s = design.prefill.dense(design.full_batch) / design.full_batch
         self.queue: list[_Prompt] = []
-        self.tokens = 0  # left
-        self.ended: list[_Prompt] = []  # by the batch that runs
+        self.tokens = 0  # left, those of the batch that runs included
+        self.running = 0  # tokens of that batch
+        self.ended: list[_Prompt] = []  # by that batch
         self.busy = False
         self.link_free_s = 0.0
 
@@ -89,7 +90,7 @@ class _Prefill:
             if count < most or work.new == design.full_batch:
                 break
         self.queue = [prompt for prompt in self.queue if prompt.remaining]
-        self.tokens -= work.new
+        self.running = work.new
         return design.prefill.seconds(work)
 
 
@@ -189,6 +190,7 @@ class _Split:
                 instance.link_free_s = start_s + asked.prompt_tokens * self._design.link_s_per_token
                 self._at(instance.link_free_s, partial(self._transferred, decoder, prompt.index))
         instance.ended.clear()
+        instance.tokens -= instance.running
         self._start_prefill(instance, now, 0.0)
 
     def _transferred(self, instance: _Decode, index: int, now: float) -> None:

@@ -86,7 +86,10 @@ def summary(setting: Setting, plan: Plan, version: str, workload: str, seed: int
         transfer_s=_transfer_s(setting),
         rows=[_row(setting, measured, bound) for measured in plan.measured if measured.found.rate > 0],
         passed_over=[(c.name, c.ceiling * c.copies / gpus) for c in plan.passed_over],
-        unreachable=[c.name for c in plan.unreachable],
+        unreachable=[
+            *(measured.candidate.name for measured in plan.measured if measured.found.rate <= 0),
+            *(candidate.name for candidate in plan.unreachable),
+        ],
     )
 
 
