@@ -12,7 +12,7 @@ Simulate = Callable[[Sequence[Arrival], int], list[Latency | None]]
 MOST_AT_ONCE = 256  # requests in an instance
 COOL_DOWN = 0.1  # of the requests, which are not counted: they leave an engine that gets empty
 Z_95 = 1.96  # of a normal distribution: 95 % of it lies so many standard deviations around its mean
-PROBES = 5
+PROBES = 6
 PRECISION = 0.04
 FAR_BELOW = 8.0  # times lower than the lowest rate, that did not do: the last to be tried
 
@@ -82,7 +82,8 @@ def highest_rate(
     part: int = 0,
     factor: float = 1.3,
 ) -> Found:
-    """Brackets from ``guess``, ``factor`` by ``factor``, then bisects. Never above ``most``."""
+    """Brackets from ``guess``, at first by ``factor`` and each time by its square, then bisects. Never above
+    ``most``."""
     probes: dict[float, Probe] = {}
     low, high, rate = 0.0, math.inf, min(guess, most)
     while len(probes) < PROBES:
@@ -98,7 +99,8 @@ def highest_rate(
         elif low > 0.0:
             rate = (low + high) / 2
         else:
-            rate = high / factor if found.attained > 0.5 else high / 2
+            rate = high / factor
+        factor **= 2
     if low == 0.0:
         rate = min(probes) / FAR_BELOW
         probes[rate] = probe(simulate, demand, slo, rate, length, part)

@@ -15,7 +15,7 @@ from tidegate.plan.setting import Setting
 from tidegate.slo.goodput import GOODPUT_ATTAINMENT, Latency, Metric, percentile
 
 ROUNDS = (100, 250, 700)  # requests of a simulation
-FACTORS = (1.25, 1.1, 1.06)  # by which its rates differ at first
+FACTORS = (1.2, 1.1, 1.06)  # by which its rates differ at first
 KEPT = (5, 3)  # candidates that go on to the next round
 LEAST_SIMULATED, MOST_SIMULATED = 8, 14  # candidates
 DOUBT = 1.1  # a ceiling may be too low by so much
