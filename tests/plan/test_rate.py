@@ -41,6 +41,12 @@ def test_what_fails_at_every_rate_has_none():
     assert (found.rate, found.low, found.high) == (0.0, 0.0, 0.0)
 
 
+def test_what_fails_far_below_what_matters_is_given_up():
+    found = highest_rate(failing_above(1.0), toy.setting().demand, SLO, 40.0, Length(50, 0.0), 100.0, floor=20.0)
+    assert found.rate == 0.0
+    assert 1.0 < found.high <= 20.0
+
+
 def test_more_requests_make_the_interval_narrower():
     def interval(count):
         latencies = [LATE if i % 20 == 0 else GOOD for i in range(count)]

@@ -81,9 +81,10 @@ def highest_rate(
     most: float,
     part: int = 0,
     factor: float = 1.3,
+    floor: float = 0.0,
 ) -> Found:
-    """Brackets from ``guess``, at first by ``factor`` and each time by its square, then bisects. Never above
-    ``most``."""
+    """Brackets from ``guess``, at first by ``factor`` and each time by its square, then bisects. Never above ``most``.
+    Gives up below ``floor``: the rate is then 0, and ``high`` where it failed."""
     probes: dict[float, Probe] = {}
     low, high, rate = 0.0, math.inf, min(guess, most)
     while len(probes) < PROBES:
@@ -92,6 +93,8 @@ def highest_rate(
             low = rate
         else:
             high = rate
+        if high <= floor:
+            return Found(0.0, 0.0, high, sorted(probes.values(), key=_rate))
         if low >= most or (high < math.inf and high - low <= PRECISION * high):
             break
         if math.isinf(high):
@@ -109,7 +112,7 @@ def highest_rate(
 
 def summed_up(probes: Iterable[Probe], most: float) -> Found:
     """0 where no rate attained the SLO."""
-    ordered = sorted(probes, key=lambda probe: probe.rate)
+    ordered = sorted(probes, key=_rate)
     if all(found.attained < GOODPUT_ATTAINMENT for found in ordered):
         return Found(0.0, 0.0, 0.0, ordered)
     rate = goodput((found.rate, found.attained) for found in ordered)
@@ -117,3 +120,7 @@ def summed_up(probes: Iterable[Probe], most: float) -> Found:
     perhaps = [(found.rate, found.interval[1]) for found in ordered]
     missed = any(share < GOODPUT_ATTAINMENT for _, share in perhaps)
     return Found(rate, surely, goodput(perhaps) if missed else most, ordered)
+
+
+def _rate(probe: Probe) -> float:
+    return probe.rate

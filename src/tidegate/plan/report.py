@@ -41,7 +41,7 @@ def _table(plan: Summary, everything: bool) -> list[str]:
             f" {row.kv_left_tokens:>11,}"
         )
     if everything:
-        lines += [f"{name:<{width}} {'':>8} below {ceiling:.2f}, not simulated" for name, ceiling in plan.passed_over]
+        lines += [f"{name:<{width}} {'':>8} below {rate:.2f}" for name, rate in plan.passed_over]
         lines += [f"{name:<{width}} {'0.00':>8} can't meet the SLO at any rate" for name in plan.unreachable]
     else:
         left = len(plan.rows) - len(rows) + len(plan.passed_over) + len(plan.unreachable)

@@ -21,6 +21,7 @@ LEAST_SIMULATED, MOST_SIMULATED = 8, 14  # candidates
 DOUBT = 1.1  # a ceiling may be too low by so much
 FIRST_GUESS = 0.8  # of a ceiling
 JUST_BELOW = 0.95  # of what was found before: where the next, longer simulation starts
+FAR_BEHIND = 0.4  # of the best: nobody needs to know it better
 MOST_SETTLED = 3  # candidates that turn out to be first after all
 FEW = 60  # requests, to see what is reachable
 
@@ -41,11 +42,11 @@ class Measured(NamedTuple):
 
 
 class Plan(NamedTuple):
-    """``measured``: best first. ``passed_over``: not simulated, since their
-    ceiling lies below what others attain; ``unreachable``: that can't meet the SLO at any rate."""
+    """``measured``: best first. ``passed_over``: with rates of a unit that they stay below, which is far less than what
+    others attain; ``unreachable``: that can't meet the SLO at any rate."""
 
     measured: list[Measured]
-    passed_over: Sequence[Candidate]
+    passed_over: Sequence[tuple[Candidate, float]]
     unreachable: Sequence[Candidate]
     bound: Bound
 
@@ -62,17 +63,19 @@ def search(setting: Setting, progress: Progress, rounds: Sequence[int] = ROUNDS)
         splits = [*disaggregation.high_affinity(), *disaggregation.low_affinity()]
     proposed: list[Simulated] = sorted([*single, *splits], key=_total_ceiling, reverse=True)
     race = _Race(setting, progress, rounds)
-    passed_over = race.first([candidate for candidate in proposed if candidate.ceiling > 0])
+    not_simulated = race.first([candidate for candidate in proposed if candidate.ceiling > 0])
     if race.results():
         race.next(1)
         race.next(2)
         race.settle()
-    measured = [*race.results(), *_mixes(race, disaggregation, setting)]
-    measured.sort(key=_total, reverse=True)
-    if not measured or measured[0].total <= 0:
+    everyone = [*race.results(), *_mixes(race, disaggregation, setting)]
+    measured = sorted((one for one in everyone if one.total > 0), key=_total, reverse=True)
+    if not measured:
         raise ConfigError(unreached(setting, single))
-    unreachable = [candidate for candidate in proposed if candidate.ceiling <= 0]
-    return Plan(measured, passed_over, unreachable, hardware_bound(setting))
+    given_up = [(one.candidate, one.found.high) for one in everyone if one.total <= 0]
+    below = [pair for pair in given_up if pair[1] > 0] + [(one, one.ceiling) for one in not_simulated]
+    never = [one for one, high in given_up if high <= 0] + [one for one in proposed if one.ceiling <= 0]
+    return Plan(measured, below, never, hardware_bound(setting))
 
 
 class _Race:
@@ -83,11 +86,10 @@ class _Race:
         self._bound = hardware_bound(setting).requests_per_s
         self._measured: dict[str, tuple[Simulated, Measured]] = {}
 
-    def first(self, candidates: Sequence[Simulated]) -> list[Candidate]:
+    def first(self, candidates: Sequence[Simulated]) -> list[Simulated]:
         """The shortest simulations, by descending ceiling, until no ceiling comes near the best. Returns the rest."""
         for index, candidate in enumerate(candidates):
-            best = max((measured.total for measured in self.results()), default=0.0)
-            hopeless = index >= LEAST_SIMULATED and DOUBT * _total_ceiling(candidate) < best
+            hopeless = index >= LEAST_SIMULATED and DOUBT * _total_ceiling(candidate) < self._best()
             if hopeless or index >= MOST_SIMULATED:
                 return list(candidates[index:])
             self._progress(candidate.name, 0.1 + 0.4 * index / min(len(candidates), MOST_SIMULATED))
@@ -99,7 +101,7 @@ class _Race:
         best = sorted(self._measured.values(), key=lambda pair: _standing(pair[1]), reverse=True)[: KEPT[of_round - 1]]
         for index, (candidate, measured) in enumerate(best):
             self._progress(candidate.name, 0.3 + 0.2 * of_round + 0.2 * index / len(best))
-            if measured.found.rate > 0:
+            if measured.total > FAR_BEHIND * self._best():
                 self.measure(candidate, JUST_BELOW * measured.found.rate, of_round)
 
     def settle(self) -> None:
@@ -112,6 +114,9 @@ class _Race:
             self._progress(candidate.name, 0.92)
             self.measure(candidate, JUST_BELOW * measured.found.rate, last)
 
+    def _best(self) -> float:
+        return max((measured.total for measured in self.results()), default=0.0)
+
     def results(self) -> list[Measured]:
         return [measured for _, measured in self._measured.values()]
 
@@ -120,7 +125,10 @@ class _Race:
         length = Length(self._rounds[of_round] * candidate.instances, setting.settle_s, candidate.instances)
         most = min(self._bound * candidate.unit_gpus, candidate.capacity)
         factor = FACTORS[of_round]
-        found = highest_rate(candidate.simulate, setting.demand, setting.slo, guess, length, most, of_round, factor)
+        floor = FAR_BEHIND * self._best() / candidate.copies
+        found = highest_rate(
+            candidate.simulate, setting.demand, setting.slo, guess, length, most, of_round, factor, floor
+        )
         measured = Measured(candidate, found, of_round + 1)
         self._measured[candidate.name] = candidate, measured
         return measured

@@ -56,7 +56,7 @@ class Summary(msgspec.Struct, frozen=True):
     bandwidth_s: float
     transfer_s: float | None  # of an average prompt's KV to another GPU of the node, or to another node
     rows: list[Row]
-    passed_over: list[tuple[str, float]]  # with their ceilings per GPU
+    passed_over: list[tuple[str, float]]  # with rates per GPU that they stay below
     unreachable: list[str]
 
     @property
@@ -84,12 +84,9 @@ def summary(setting: Setting, plan: Plan, version: str, workload: str, seed: int
         compute_s=bound.compute_s,
         bandwidth_s=bound.bandwidth_s,
         transfer_s=_transfer_s(setting),
-        rows=[_row(setting, measured, bound) for measured in plan.measured if measured.found.rate > 0],
-        passed_over=[(c.name, c.ceiling * c.copies / gpus) for c in plan.passed_over],
-        unreachable=[
-            *(measured.candidate.name for measured in plan.measured if measured.found.rate <= 0),
-            *(candidate.name for candidate in plan.unreachable),
-        ],
+        rows=[_row(setting, measured, bound) for measured in plan.measured],
+        passed_over=[(candidate.name, below * candidate.copies / gpus) for candidate, below in plan.passed_over],
+        unreachable=[candidate.name for candidate in plan.unreachable],
     )
 
 
