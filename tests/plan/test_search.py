@@ -26,6 +26,12 @@ def test_where_prompts_disturb_decodes_badly_and_links_cost_nothing_a_split_wins
     assert not plan.winner.runnable and len(plan.winner.commands) == 2
 
 
+def test_over_a_slow_network_a_split_stays_within_each_node():
+    """DistServe's search for low node-affinity."""
+    plan = planned(toy.setting(toy.JEALOUS, gpus=4, slo=GAP, per_node=2, network=1e5))
+    assert (plan.winner.design, plan.winner.gpus, plan.winner.copies) == ("1P1D", 2, 2)
+
+
 def test_a_slow_link_forbids_a_split():
     fast, slow = (planned(toy.setting(link=link)) for link in (toy.INFINITE, 1e5))
     assert of_family(fast, "split") > 0

@@ -4,6 +4,7 @@ from tidegate.plan.summary import Row, Summary
 from tidegate.slo.goodput import GOODPUT_ATTAINMENT, Metric, Slo
 
 SHOWN = 10  # candidates, unless all are asked for
+FEW = 6  # those far behind are shown only where there would be fewer lines
 ALIKE = 0.02  # of goodput: a difference that says nothing
 
 
@@ -27,7 +28,8 @@ def _head(plan: Summary) -> list[str]:
 
 def _table(plan: Summary, everything: bool) -> list[str]:
     rows = plan.rows if everything else plan.rows[:SHOWN]
-    width = max(len("design"), *(len(_design(row)) for row in rows))
+    names = [*map(_design, rows), *(name for name, _ in plan.passed_over), *plan.unreachable]
+    width = max(map(len, names))
     lines = [
         "goodput in requests/s per GPU (95 %: where it lies, by chance alone)",
         f"{'design':<{width}} {'goodput':>8} {'95 %':>13} {'of bound':>8} {'mean TTFT':>10} {'TPOT':>8} "
@@ -40,11 +42,13 @@ def _table(plan: Summary, everything: bool) -> list[str]:
             f" {row.goodput_per_gpu / plan.bound_per_gpu:>8.0%} {row.ttft_s * 1e3:>7.0f} ms {row.tpot_s * 1e3:>5.1f} ms"
             f" {row.kv_left_tokens:>11,}"
         )
+    behind = sorted(plan.passed_over, key=lambda pair: pair[1], reverse=True)
+    behind = behind if everything else behind[: max(0, FEW - len(rows))]
+    lines += [f"{name:<{width}} below {rate:.2f}" for name, rate in behind]
     if everything:
-        lines += [f"{name:<{width}} {'':>8} below {rate:.2f}" for name, rate in plan.passed_over]
         lines += [f"{name:<{width}} {'0.00':>8} can't meet the SLO at any rate" for name in plan.unreachable]
     else:
-        left = len(plan.rows) - len(rows) + len(plan.passed_over) + len(plan.unreachable)
+        left = len(plan.rows) - len(rows) + len(plan.passed_over) - len(behind) + len(plan.unreachable)
         if left:
             lines.append(f"and {left} more, none better: --all lists them")
     return lines
