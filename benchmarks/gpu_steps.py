@@ -1,6 +1,8 @@
-"""Single steps on one GPU, without a server: decode, prefill slices, hybrid steps, and both lanes side by side.
+"""Single steps on one GPU, without a server: decode, prefill slices, hybrid steps, both lanes side by side, and the
+frontier: what prefill and decode can have together, by every chunk size and in every form of sharing.
 
     python benchmarks/gpu_steps.py [--config CONFIG.json] [decode] [prefill] [hybrid] [sides]
+    python benchmarks/gpu_steps.py frontier [--json FILE] [--plot FILE.png]
 
 Random weights of the Llama-3-8B shape unless a config.json is given. Times are wall clock a step with two steps
 enqueued, as when serving; "device" is what events on the stream measured.
@@ -16,16 +18,20 @@ from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
+import torch
+from frontier_report import Limits, Point, line, plot, save
 
 from tidegate.base.batch import Batch, Slice
 from tidegate.base.specs import PoolSpec
 from tidegate.device.gpu_memory import GpuMemory
-from tidegate.device.green_contexts import Part, SmParts
+from tidegate.device.green_contexts import SmParts
 from tidegate.device.memory import lay_out
+from tidegate.device.places import FORMS, Place, Places
 from tidegate.models.sources import open_model
 from tidegate.models.weights import layout
-from tidegate.runner.gpu_runner import Enqueued, GpuRunner
-from tidegate.runner.step_graph import Scratch, StepShape
+from tidegate.runner.gpu_runner import GpuRunner
+from tidegate.runner.lane_runner import Enqueued
+from tidegate.runner.shapes import TOKEN_STEPS, Scratch, StepShape
 
 LLAMA_3_8B = {
     "architectures": ["LlamaForCausalLM"], "model_type": "llama", "vocab_size": 128256, "hidden_size": 4096,
@@ -34,6 +40,7 @@ LLAMA_3_8B = {
 }  # fmt: skip
 NUM_BLOCKS, MAX_SEQS, MAX_LEN = 40000, 256, 8192
 DECODES, PROMPT = 64, 4096
+PREFILL_SMS = (104, 88, 72, 56, 40)
 MakeBatch = Callable[[int], Batch]
 
 
@@ -50,25 +57,27 @@ class Bench:
         self.parts = SmParts()
         self.scratch = Scratch(NUM_BLOCKS, MAX_SEQS)
         self._model = source.spec, weights
-        self.table = self.pool.table.numpy()
+        self.places = {name: Places(self.parts, form) for name, form in FORMS.items()}
+        self.whole = self.places["disjoint"].of("D", 1.0)
+        table = self.pool.table.numpy()
         blocks = np.random.default_rng(0).permutation(NUM_BLOCKS).astype(np.int32)
         for slot in range(DECODES + 1):  # scattered blocks, 512 a slot
-            self.table[slot, :512] = blocks[slot * 512 : (slot + 1) * 512]
+            table[slot, :512] = blocks[slot * 512 : (slot + 1) * 512]
         self.runner = self.new_runner()
 
     def new_runner(self) -> GpuRunner:
-        return GpuRunner(*self._model, self.pool, self.scratch, self.parts)
+        return GpuRunner(*self._model, self.pool, self.scratch)
 
-    def steps(self, make: MakeBatch, count: int, part: Part) -> tuple[float, float]:
+    def steps(self, make: MakeBatch, count: int, place: Place) -> tuple[float, float]:
         """Milliseconds a step: wall clock, and the median on the device."""
         pending: list[Enqueued] = []
         device = []
         start = time.perf_counter()
         for i in range(count):
-            pending.append(self.runner.enqueue(make(i), self.table, part))
+            pending.append(self.runner.enqueue(make(i), place))
             if len(pending) == 2:
-                device.append(self.runner.collect(pending.pop(0)).seconds)
-        device += [self.runner.collect(enqueued).seconds for enqueued in pending]
+                device.append(pending.pop(0).collect().seconds)
+        device += [enqueued.collect().seconds for enqueued in pending]
         return (time.perf_counter() - start) / count * 1e3, sorted(device)[count // 2] * 1e3
 
     # ---- batches
@@ -92,83 +101,126 @@ class Bench:
 
     def table_decode(self) -> None:
         for context in (1024, 4096, 7900):
-            self.steps(self.decode(context), 3, self.parts.whole)
-            wall, device = self.steps(self.decode(context), 30, self.parts.whole)
+            self.steps(self.decode(context), 3, self.whole)
+            wall, device = self.steps(self.decode(context), 30, self.whole)
             print(f"decode {DECODES} rows, context {context}: {wall:.2f} ms a step (device {device:.2f})", flush=True)
 
     def table_prefill(self) -> None:
         for tokens in (128, 256, 512, 1024, 2048):
             count = max(PROMPT // tokens, 8)
-            self.steps(self.prefill(tokens), count, self.parts.whole)
-            wall, _ = self.steps(self.prefill(tokens), 2 * count, self.parts.whole)
+            self.steps(self.prefill(tokens), count, self.whole)
+            wall, _ = self.steps(self.prefill(tokens), 2 * count, self.whole)
             print(f"prefill of {PROMPT} in slices of {tokens}: {tokens / wall * 1e3:,.0f} tokens/s", flush=True)
 
     def table_hybrid(self) -> None:
         for tokens in (128, 256, 512, 1024):
-            self.steps(self.hybrid(tokens, 1024), 4, self.parts.whole)
-            wall, _ = self.steps(self.hybrid(tokens, 1024), 24, self.parts.whole)
+            self.steps(self.hybrid(tokens, 1024), 4, self.whole)
+            wall, _ = self.steps(self.hybrid(tokens, 1024), 24, self.whole)
             rate = tokens / wall * 1e3
             what = f"hybrid, {DECODES} decodes and {tokens} prompt tokens"
             print(f"{what}: {wall:.2f} ms, {rate:,.0f} prompt tokens/s", flush=True)
 
     def table_sides(self) -> None:
         """Disjoint parts, and decode on the whole device with prefill capped."""
-        sys.setswitchinterval(2e-4)
-        other = self.new_runner()
+        other = self.beside_runner()
         for context in (1024, 4096):
-            for disjoint in (True, False):
-                for sms in (104, 88, 72, 56, 40):
-                    first, rest = self.parts.pair(sms / self.parts.total)
-                    ours = rest if disjoint else self.parts.whole
-                    tokens = 1024 if sms > 60 else 512
-                    other.prepare(StepShape(tokens, 0), first)
-                    self.runner.prepare(StepShape(0, DECODES), ours)
-                    wall, rate = self._beside(other, tokens, first, self.decode(context), ours)
-                    print(
-                        f"context {context}, prefill on {first.sms} SMs, decode on {ours.sms}: "
-                        f"decode {wall:.2f} ms, prefill {rate:,.0f} tokens/s", flush=True,
-                    )  # fmt: skip
+            for form in ("disjoint", "capped"):
+                for sms in PREFILL_SMS:
+                    print(line(self.beside(other, form, sms, context, 50)), flush=True)
 
-    def _beside(self, other: GpuRunner, tokens: int, part: Part, decode: MakeBatch, ours: Part) -> tuple[float, float]:
+    def table_frontier(self) -> tuple[list[Limits], list[Point]]:
+        limits, points = [], []
+        other = self.beside_runner()
+        print("context way       setting        decode step     prefill")
+        for context in (1024, 4096, 7900):
+            self.steps(self.decode(context), 3, self.whole)
+            decode, _ = self.steps(self.decode(context), 20, self.whole)
+            self.steps(self.prefill(1024), 2, self.whole)
+            prefill, _ = self.steps(self.prefill(1024), 8, self.whole)
+            limits.append(Limits(context, decode, 1024 / prefill * 1e3))
+            print(
+                f"{context:>7} each alone               {decode:7.2f} ms {1024 / prefill * 1e3:9,.0f} t/s", flush=True
+            )
+            for tokens in (step - DECODES for step in TOKEN_STEPS if step > DECODES):
+                self.steps(self.hybrid(tokens, context), 2, self.whole)
+                wall, _ = self.steps(self.hybrid(tokens, context), 10, self.whole)
+                points.append(Point(context, "hybrid", tokens, self.whole.sms, wall, tokens / wall * 1e3))
+                print(line(points[-1]), flush=True)
+            for form in FORMS:
+                for sms in PREFILL_SMS if FORMS[form].divided else (self.whole.sms,):
+                    points.append(self.beside(other, form, sms, context, 30))
+                    print(line(points[-1]), flush=True)
+        return limits, points
+
+    def beside_runner(self) -> GpuRunner:
+        """Of a second lane, to run in a thread."""
+        sys.setswitchinterval(2e-4)
+        return self.new_runner()
+
+    def beside(self, other: GpuRunner, form: str, sms: int, context: int, count: int) -> Point:
+        """Decode steps while prefill slices of some 20 ms run without a pause."""
+        share = min(sms / self.parts.total, 0.99)
+        theirs, ours = self.places[form].of("P", share), self.places[form].of("D", 1.0 - share)
+        tokens = 1024 if theirs.sms > 60 else 512
+        other.prepare(StepShape(tokens, 0), theirs)
+        self.runner.prepare(StepShape(0, DECODES), ours)
+        decode = self.decode(context)
         stop, done = threading.Event(), [0]
 
         def prefill() -> None:
             make, pending, i = self.prefill(tokens), list[Enqueued](), 0
             while not stop.is_set():
-                pending.append(other.enqueue(make(i), self.table, part))
+                pending.append(other.enqueue(make(i), theirs))
                 i += 1
                 if len(pending) == 2:
-                    other.collect(pending.pop(0))
+                    pending.pop(0).collect()
                     done[0] += tokens
             for enqueued in pending:
-                other.collect(enqueued)
+                enqueued.collect()
 
         thread = threading.Thread(target=prefill)
         thread.start()
-        time.sleep(0.15)
+        time.sleep(0.1)
         self.steps(decode, 4, ours)
         before, start = done[0], time.perf_counter()
-        wall, _ = self.steps(decode, 50, ours)
+        wall, _ = self.steps(decode, count, ours)
         rate = (done[0] - before) / (time.perf_counter() - start)
         stop.set()
         thread.join()
-        return wall, rate
+        return Point(context, form, theirs.sms, ours.sms, wall, rate)
 
 
 def main() -> None:
-    tables = ("decode", "prefill", "hybrid", "sides")
+    tables = ("decode", "prefill", "hybrid", "sides", "frontier")
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--config", help="a model's config.json")
-    parser.add_argument("tables", nargs="*", choices=[*tables, []], default=list(tables))
+    parser.add_argument("--json", type=Path, metavar="FILE", help="the frontier's points")
+    parser.add_argument("--plot", type=Path, metavar="FILE", help="a picture of the frontier (needs matplotlib)")
+    parser.add_argument("tables", nargs="*", metavar="TABLE", help=f"{', '.join(tables)} (default: all)")
     arguments = parser.parse_args()
+    unknown = set(arguments.tables) - set(tables)
+    if unknown:
+        parser.error(f"there is no table {', '.join(sorted(unknown))}; choose from {', '.join(tables)}")
     with tempfile.TemporaryDirectory() as folder:
         config = arguments.config
         if config is None:
             config = str(Path(folder) / "config.json")
             Path(config).write_text(json.dumps(LLAMA_3_8B))
         bench = Bench(config)
-    for table in arguments.tables:
-        getattr(bench, f"table_{table}")()
+    for table in arguments.tables or tables:
+        found = getattr(bench, f"table_{table}")()
+        if table == "frontier":
+            model = arguments.config or "the Llama-3-8B shape"
+            about = {
+                "device": torch.cuda.get_device_name(),
+                "model": model,
+                "rows": DECODES,
+                "torch": torch.__version__,
+            }
+            if arguments.json:
+                save(arguments.json, about, *found)
+            if arguments.plot:
+                plot(arguments.plot, f"{model}, {DECODES} decode rows, {about['device']}", *found)
 
 
 if __name__ == "__main__":

@@ -14,7 +14,9 @@ import torch
 from tidegate.base.request import Output, RequestSpec, SamplingParams
 from tidegate.node.client import EngineProcess, start_engine
 from tidegate.node.config import EngineConfig
+from tidegate.slo.goodput import Slo
 
+SLO = Slo(0.5, 0.05)  # for modes that need one to hold
 MARGIN = 1e-4  # where the reference's two best logits are closer, either token is right
 
 

@@ -1,10 +1,11 @@
-"""The command line: ``tidegate serve MODEL``, ``tidegate bench serve``."""
+"""The command line: ``tidegate serve``, ``profile``, ``bench serve``, ``bench goodput``, ``simulate``, ``doctor``."""
 
 import argparse
 import asyncio
 import os
 import sys
 from pathlib import Path
+from typing import Any
 
 import uvloop
 
@@ -13,8 +14,10 @@ from tidegate.base.clock import now_s
 from tidegate.base.errors import ConfigError, TidegateError
 from tidegate.bench.command import add_bench
 from tidegate.bench.command import run as run_bench
+from tidegate.bench.simulate import add_simulate
 from tidegate.node.client import start_engine
 from tidegate.node.config import EngineConfig
+from tidegate.node.profile import add_profile, profile
 from tidegate.node.wire import EngineInfo
 from tidegate.plan.command import add_plan
 from tidegate.policy.modes import MODES
@@ -25,7 +28,7 @@ from tidegate.server.run import listen, serve
 from tidegate.server.settings import ServerSettings
 from tidegate.server.tokenizer import Tokenizer
 from tidegate.slo.gates import GATES
-from tidegate.slo.goodput import Metric
+from tidegate.slo.goodput import Metric, Slo
 from tidegate.slo.parse import parse_slo
 
 DEMO = "smollm2"
@@ -60,8 +63,14 @@ def parser() -> argparse.ArgumentParser:
             "serve", help="serve a model over OpenAI's API", description="Serve a model over OpenAI's API."
         )
     )
+    about = "measure how long steps take here, for the gates that decide from predictions"
+    command = commands.add_parser("profile", help=about, description=about)
+    add_engine(command)
+    add_profile(command)
+    command.set_defaults(run=run_profile, mode="auto")
     add_bench(commands)
     commands.choices["bench"].set_defaults(run=run_bench)
+    add_simulate(commands)
     add_plan(commands)
     about = "say what this machine offers, what will be used, and why"
     commands.add_parser("doctor", help=about, description=about).set_defaults(run=run_doctor)
@@ -76,8 +85,19 @@ def run_doctor(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def add_serve(command: argparse.ArgumentParser) -> None:
-    command.set_defaults(run=lambda arguments: uvloop.run(run_server(arguments)))
+def run_profile(arguments: argparse.Namespace) -> int:
+    model, name = resolve_model(arguments.model)
+    screen = Screen()
+    screen.line(f"Tidegate {__version__} · {name}")
+    config = engine_config(arguments, model)
+    report = profile(config, arguments.seconds, arguments.out, arguments.samples, screen.progress)
+    screen.line("")
+    print(report)
+    return 0
+
+
+def add_engine(command: argparse.ArgumentParser) -> None:
+    """The flags that say what is run, and on what."""
     modes = "; ".join(f"{mode.name}: {mode.origin}" for mode in MODES.values())
     command.add_argument(
         "model",
@@ -95,7 +115,12 @@ def add_serve(command: argparse.ArgumentParser) -> None:
         help="dummy: random weights of the configuration's shape (default: auto)",
     )
     group.add_argument("--seed", type=int, default=0, help="of dummy weights (default: 0)")
-    group.add_argument("--dtype", default="auto", choices=("auto", "float32"), help="of weights and KV (default: auto)")
+    group.add_argument(
+        "--dtype",
+        default="auto",
+        choices=("auto", "bfloat16", "float32"),
+        help="of weights and KV (default: auto, which is bfloat16 on a GPU and float32 without one)",
+    )
     group.add_argument(
         "--quantization", choices=("int8",), help="int8: weights and products in int8, several times as fast on a CPU"
     )
@@ -165,6 +190,11 @@ def add_serve(command: argparse.ArgumentParser) -> None:
         metavar="N",
         help="requests that may wait; more get a 429 (default: 1024)",
     )
+    group.add_argument(
+        "--reject-unreachable",
+        action="store_true",
+        help="answer 429 at once to a request that is predicted to miss its TTFT by half or more",
+    )
 
     group = command.add_argument_group("memory")
     group.add_argument("--block-size", type=int, default=16, metavar="TOKENS", help="of a KV block (default: 16)")
@@ -193,11 +223,35 @@ def add_serve(command: argparse.ArgumentParser) -> None:
         help="auto: a GPU where there is one (default: auto)",
     )
     group.add_argument(
+        "--sharing",
+        default="auto",
+        choices=("auto", "disjoint", "capped", "streams"),
+        help="of a GPU between prefill and decode. disjoint: each its SMs (auto); capped: only prefill is kept to its "
+        "part; streams: undivided, with priorities",
+    )
+    group.add_argument(
         "--cores",
         type=core_list,
         default=(),
         metavar="LIST",
         help='CPU cores that the lanes divide, e.g. "0-3,6" (default: all)',
+    )
+
+
+def add_serve(command: argparse.ArgumentParser) -> None:
+    command.set_defaults(run=lambda arguments: uvloop.run(run_server(arguments)))
+    add_engine(command)
+    group = command.add_argument_group("predictions", "for gates that need them: all but static")
+    group.add_argument(
+        "--calibration-seconds",
+        type=float,
+        default=20.0,
+        metavar="S",
+        help="to measure for, where nothing was measured before; some 20 steps are measured always (default: 20)",
+    )
+    group.add_argument("--recalibrate", action="store_true", help="measure again, whatever is kept from before")
+    group.add_argument(
+        "--latency-model", metavar="FILE", help="take predictions from here (tidegate profile --out writes it)"
     )
 
     group = command.add_argument_group("server")
@@ -262,6 +316,7 @@ async def run_server(arguments: argparse.Namespace) -> int:
         model_names=tuple(arguments.served_model_name or [name]),
         api_keys=tuple(arguments.api_key),
         admin_key=arguments.admin_key,
+        slo=slo(arguments),
     )
     screen = Screen()
     screen.line(f"Tidegate {__version__} · {name}")
@@ -272,7 +327,15 @@ async def run_server(arguments: argparse.Namespace) -> int:
             work = asyncio.to_thread(load_tokenizer, Path(place), arguments.chat_template)
             loading.append(asyncio.create_task(work))
 
-    engine = await start_engine(engine_config(arguments, model), screen.progress, load)
+    config = engine_config(
+        arguments,
+        model,
+        latency_model=arguments.latency_model,
+        calibration_seconds=arguments.calibration_seconds,
+        recalibrate=arguments.recalibrate,
+        record=arguments.record,
+    )
+    engine = await start_engine(config, screen.progress, load)
     try:
         tokenizer = await loading[0] if loading else None
     except BaseException:
@@ -283,6 +346,7 @@ async def run_server(arguments: argparse.Namespace) -> int:
 
     def ready() -> None:
         screen.line(summary(engine.info, arguments, tokenizer))
+        screen.line(f"live page: http://{host}:{port}/ui")
         screen.line(f"ready in {now_s() - start:.1f} s: http://{host}:{port}")
 
     code = await serve(app, listener=listener, drain_timeout_s=arguments.shutdown_timeout, on_ready=ready)
@@ -302,22 +366,30 @@ def resolve_model(model: str) -> tuple[str, str]:
     return model, path.name.removesuffix(".gguf").removesuffix(".json") if path.exists() else model
 
 
-def engine_config(arguments: argparse.Namespace, model: str) -> EngineConfig:
+def slo(arguments: argparse.Namespace) -> Slo | None:
+    return parse_slo(arguments.slo, Metric(arguments.slo_metric)) if arguments.slo else None
+
+
+def engine_config(arguments: argparse.Namespace, model: str, **more: Any) -> EngineConfig:
+    """``more``: fields whose flags not every command has."""
     return EngineConfig(
         model=model,
         load_format=arguments.load_format,
         seed=arguments.seed,
         device=arguments.device,
+        dtype=arguments.dtype,
+        sharing=arguments.sharing,
         quantization=arguments.quantization,
         mode=arguments.mode,
         prefill_share=arguments.prefill_share,
         order=arguments.order,
         gate=arguments.gate,
-        slo=parse_slo(arguments.slo, Metric(arguments.slo_metric)) if arguments.slo else None,
+        slo=slo(arguments),
         max_model_len=arguments.max_model_len,
         max_num_seqs=arguments.max_num_seqs,
         max_num_batched_tokens=arguments.max_num_batched_tokens,
         max_waiting=arguments.max_waiting,
+        reject_unreachable=arguments.reject_unreachable,
         slice_ms=arguments.slice_ms,
         block_size=arguments.block_size,
         gpu_memory_utilization=arguments.gpu_memory_utilization,
@@ -325,7 +397,7 @@ def engine_config(arguments: argparse.Namespace, model: str) -> EngineConfig:
         num_blocks=arguments.num_gpu_blocks_override,
         prefix_caching=arguments.enable_prefix_caching,
         cores=arguments.cores,
-        record=arguments.record,
+        **more,
     )
 
 
@@ -338,6 +410,8 @@ def summary(info: EngineInfo, arguments: argparse.Namespace, tokenizer: Tokenize
         f"weights {info.weight_bytes / 2**20:,.0f} MiB · KV cache {tokens:,} tokens, {info.kv_bytes / 2**20:,.0f} MiB"
         f" · context {info.max_model_len:,} tokens",
     ]
+    if info.predictions:
+        lines.append(f"predictions: {info.predictions}")
     if tokenizer is None:
         lines.append("this model has no tokenizer: prompts are token ids")
     return "\n".join(lines)

@@ -28,11 +28,12 @@ def whole(status, body, headers=b""):
 class Call:
     """One request that came, and the way to answer it."""
 
-    def __init__(self, head, body, writer, connection):
+    def __init__(self, head, body, reader, writer, connection):
         self.path = head.split(" ")[1]
         self.head = head
         self.body = body
         self.connection = connection  # the number of the connection that it came on
+        self._reader = reader
         self._writer = writer
 
     async def send(self, *parts, pause_s=0.0):
@@ -46,6 +47,11 @@ class Call:
         """A whole stream of events: each in a chunk and a packet of its own."""
         await self.send(EVENT_STREAM, *(chunk(data) for data in events), pause_s=pause_s)
         await self.send(b"0\r\n\r\n")
+
+    @property
+    def gone(self):
+        """Whether the client has closed the connection."""
+        return self._reader.at_eof()
 
     def hang_up(self):
         self._writer.transport.abort()
@@ -76,7 +82,7 @@ class ScriptedServer:
                 head = (await reader.readuntil(b"\r\n\r\n")).decode()
                 length = [line for line in head.split("\r\n") if line.startswith("Content-Length:")]
                 body = await reader.readexactly(int(length[0].split(":")[1])) if length else b""
-                call = Call(head, json.loads(body) if body else None, writer, number)
+                call = Call(head, json.loads(body) if body else None, reader, writer, number)
                 self.calls.append(call)
                 await self._answer(call)
         except (asyncio.IncompleteReadError, ConnectionError):

@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 import threading
+from itertools import pairwise
 
 import pytest
 import uvicorn
@@ -109,6 +110,17 @@ def test_a_traces_own_times_are_kept_and_its_length_is_divided_by_the_speedup(ur
     sent = [request["sent_s"] for request in result["each"]]
     assert result["offered_rate"] == pytest.approx(10.0)
     assert sent[1] >= 0.04 and 0.3 <= sent[2] < 3.0
+
+
+def test_steps_and_bursts_are_sent_for_as_long_as_the_steps_last(url, tmp_path):
+    saved = tmp_path / "out.json"
+    options = ["--url", url, "--api-key", "secret", "--workload", "conv@0.5,code@0.5", "--rate", 20, "--save", saved]
+    lengths = ["--prompt-tokens", 5, "--output-tokens", 2]
+    assert run(parse(*options, *lengths, "--burst", "1000000:0.1:0.4", "--burstiness", 2, "--seed", 3)) == 0
+    (result,) = json.loads(saved.read_text())["runs"]
+    due = sorted(request["sent_s"] for request in result["each"])
+    assert len(due) == result["requests"] == 20
+    assert max(later - earlier for earlier, later in pairwise(due)) >= 0.3
 
 
 def test_fixed_lengths_all_at_once(url, tmp_path):

@@ -7,8 +7,9 @@ from itertools import islice, pairwise
 import pytest
 
 from tidegate.base.errors import ConfigError
-from tidegate.bench.plan import Amount, Lengths, find_workload, poisson_requests
-from tidegate.bench.workloads import WORKLOADS, Request, poisson_arrivals, source
+from tidegate.bench.arrivals import POISSON
+from tidegate.bench.plan import Amount, Lengths, arrivals, find_workload
+from tidegate.bench.workloads import WORKLOADS, Request, source
 
 DATA = {  # mean, p25, p50, p75, p90 of the traces that they are fitted to
     ("conv", "prompt_tokens"): (1155, 396, 1020, 1189, 2734),
@@ -54,7 +55,7 @@ def test_plain_lengths_are_drawn_prompt_first_from_the_seed_itself():
 
 
 def test_arrivals_are_poisson():
-    moments = list(islice(poisson_arrivals(4.0, source(3)), 20_001))
+    moments = list(islice(POISSON.times(4.0, source(3)), 20_001))
     gaps = [later - earlier for earlier, later in pairwise(moments)]
     mean = sum(gaps) / len(gaps)
     assert moments[0] == 0.0
@@ -64,17 +65,17 @@ def test_arrivals_are_poisson():
 
 
 def test_an_infinite_rate_is_all_at_once():
-    assert list(islice(poisson_arrivals(math.inf, source(0)), 3)) == [0.0, 0.0, 0.0]
+    assert list(islice(POISSON.times(math.inf, source(0)), 3)) == [0.0, 0.0, 0.0]
 
 
 def test_equal_seeds_give_equal_loads_and_others_do_not():
     chat = WORKLOADS["chat"]
-    once, again, other = (poisson_requests(chat, 2.0, Amount(50), seed) for seed in (1, 1, 2))
+    once, again, other = (list(islice(arrivals(chat, 2.0, seed), 50)) for seed in (1, 1, 2))
     assert once == again != other
 
 
 def test_lengths_do_not_depend_on_the_rate():
-    slow, fast = (poisson_requests(WORKLOADS["conv"], rate, Amount(50), 5) for rate in (1.0, 100.0))
+    slow, fast = (list(islice(arrivals(WORKLOADS["conv"], rate, 5), 50)) for rate in (1.0, 100.0))
     assert [request.prompt_tokens for request in slow] == [request.prompt_tokens for request in fast]
     assert slow[-1].at_s > 10 * fast[-1].at_s
 

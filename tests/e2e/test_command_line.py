@@ -1,6 +1,7 @@
 """``tidegate serve`` from start to stop, as a user runs it."""
 
 import json
+import re
 import subprocess
 import sys
 import threading
@@ -64,6 +65,25 @@ def test_what_cannot_be_served_ends_with_one_sentence_and_exit_code_2(tiny_confi
     assert ended.returncode == 2
     last = ended.stderr.strip().splitlines()[-1]
     assert last.startswith("tidegate: ") and words in last and "Traceback" not in ended.stderr
+
+
+def test_profile_tells_the_error_by_kind_of_step_and_writes_what_serve_takes(tiny_config, tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    dummy = (tiny_config, "--load-format", "dummy", "--kv-cache-memory-bytes", "16MiB")
+    out, samples = tmp_path / "model.json", tmp_path / "samples"
+    command = [sys.executable, "-m", "tidegate.cli", "profile", *dummy, "--seconds", "4"]
+    files = ["--out", str(out), "--samples", str(samples)]
+    ended = subprocess.run([*command, *files], capture_output=True, text=True, timeout=120, check=True)
+    kinds = re.findall(r"^(\w+(?: beside)?) +\d+ +[\d.]+% +[\d.]+%$", ended.stdout, re.MULTILINE)
+    assert kinds == ["decode", "prefill", "hybrid", "decode beside", "prefill beside"]
+    rows = [json.loads(line) for line in samples.read_text().splitlines()]
+    assert {row["use"] for row in rows} == {"fitted", "other"}
+    assert all(row["seconds"] > 0 and row["predicted"] > 0 for row in rows)
+    server = ServerProcess(
+        tmp_path / "log", *dummy, "--mode", "auto", "--slo", "ttft=1s,tpot=50ms", "--latency-model", str(out)
+    ).wait_ready()
+    assert "predictions: as given: " in server.log.read_text()
+    assert server.stop() == 0
 
 
 def test_a_port_in_use_is_said_at_once(server):

@@ -4,6 +4,7 @@ import importlib.util
 
 import pytest
 import torch
+from gpu_models import tiny
 
 
 def pytest_collection_modifyitems(items):
@@ -18,28 +19,19 @@ def pytest_collection_modifyitems(items):
                 item.add_marker(pytest.mark.skip(reason=missing))
 
 
-def tiny(kind, **more):
-    """A small random model with the head size that the kernels are built for, in float32 on the GPU."""
-    from transformers import AutoModelForCausalLM, LlamaConfig, Qwen2Config, Qwen3Config
-
-    shape = {
-        "vocab_size": 1000, "hidden_size": 512, "intermediate_size": 1024, "num_hidden_layers": 3,
-        "num_attention_heads": 8, "num_key_value_heads": 2, "head_dim": 128, "max_position_embeddings": 4096,
-    } | more  # fmt: skip
-    torch.manual_seed(1)
-    config = {"llama": LlamaConfig, "qwen2": Qwen2Config, "qwen3": Qwen3Config}[kind](**shape)
-    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
-    with torch.no_grad():
-        for name, weight in model.named_parameters():
-            norm = "norm" in name
-            weight.normal_(1.0 if norm else 0.0, 0.1 if norm else 0.04)
-            weight.copy_(weight.to(torch.bfloat16))  # so that both compute with the same weights
-    return model.eval()
+def on_gpu(kind, tmp_path_factory):
+    """A directory, and transformers' model of it."""
+    model = tiny(kind, **({"num_attention_heads": 4, "head_dim": 128} if kind == "qwen2" else {}))
+    folder = tmp_path_factory.mktemp(kind)
+    model.save_pretrained(folder)
+    return str(folder), model.cuda()
 
 
 @pytest.fixture(scope="session", params=["llama", "qwen2", "qwen3"])
-def tiny_on_gpu(request, tmp_path_factory):
-    model = tiny(request.param, **({"num_attention_heads": 4, "head_dim": 128} if request.param == "qwen2" else {}))
-    folder = tmp_path_factory.mktemp(request.param)
-    model.save_pretrained(folder)
-    return str(folder), model.cuda()
+def family_on_gpu(request, tmp_path_factory):
+    return on_gpu(request.param, tmp_path_factory)
+
+
+@pytest.fixture(scope="session")
+def tiny_on_gpu(tmp_path_factory):
+    return on_gpu("llama", tmp_path_factory)

@@ -5,7 +5,7 @@ import itertools
 
 import pytest
 import torch
-from engine_driver import EngineDriver, mixed_prompts
+from engine_driver import SLO, EngineDriver, mixed_prompts
 
 from tidegate.node.config import EngineConfig
 from tidegate.policy.modes import MODES
@@ -14,7 +14,8 @@ MAX_TOKENS = 24
 
 
 def config(model, **more):
-    return EngineConfig(model=model, device="cuda", max_model_len=2100, num_blocks=1500, max_num_seqs=40, **more)
+    asked = {"max_model_len": 2100, "num_blocks": 1500, "max_num_seqs": 40, "slo": SLO}
+    return EngineConfig(model=model, device="cuda", **asked | more)
 
 
 @torch.inference_mode()
@@ -38,8 +39,8 @@ async def move_shares(engine):
         await asyncio.sleep(0.02)
 
 
-def test_tokens_are_transformers_in_every_mode_and_share(tiny_on_gpu):
-    path, model = tiny_on_gpu
+def test_tokens_are_transformers_in_every_mode_and_share(family_on_gpu):
+    path, model = family_on_gpu
     prompts = mixed_prompts(32, 2000, 1000)
     by_mode = {}
     with EngineDriver(config(path, prefix_caching=False)) as engine:
@@ -84,15 +85,14 @@ def test_preempted_requests_get_the_same_tokens(tiny_on_gpu):
 @pytest.mark.parametrize("share", [0.25, 0.5, 0.75])
 def test_the_two_parts_of_a_division_have_no_sm_in_common(share):
     from tidegate.device.green_contexts import SmParts
-    from tidegate.kernels.triton_sm_ids import sm_ids
+    from tidegate.kernels.triton_sm_ids import SmIds
 
     parts = SmParts()
-    device = torch.device("cuda", 0)
     first, rest = parts.pair(share)
-    ours, theirs = (sm_ids(parts.stream(part), device) for part in (first, rest))
+    ours, theirs = (SmIds(parts.new_stream(part)).wait() for part in (first, rest))
     assert len(ours) == first.sms and len(theirs) == rest.sms
     assert not ours & theirs and len(ours | theirs) == parts.total
-    assert len(sm_ids(parts.stream(parts.whole), device)) == parts.total
+    assert len(SmIds(parts.new_stream()).wait()) == parts.total
 
 
 def test_pool_memory_can_be_exported():

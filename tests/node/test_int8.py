@@ -3,7 +3,7 @@
 import json
 from pathlib import Path
 
-from engine_driver import EngineDriver, mixed_prompts
+from engine_driver import SLO, EngineDriver, mixed_prompts
 
 from tidegate.node.config import EngineConfig
 from tidegate.policy.modes import MODES
@@ -14,7 +14,7 @@ VOCAB = 193
 def test_greedy_tokens_are_the_same_alone_in_a_crowd_and_after_a_restart_in_every_mode(tiny_model):
     prompts = mixed_prompts(12, 300, VOCAB, seed=1)
     settings = EngineConfig(
-        model=tiny_model[0], quantization="int8", max_model_len=400, num_blocks=600, prefix_caching=False
+        model=tiny_model[0], quantization="int8", max_model_len=400, num_blocks=600, prefix_caching=False, slo=SLO
     )
     differing = compared = 0
     with EngineDriver(settings) as engine:

@@ -1,6 +1,6 @@
 """On the small real model too, greedy tokens equal transformers' in every mode."""
 
-from engine_driver import EngineDriver, reference
+from engine_driver import SLO, EngineDriver, reference
 
 from tidegate.node.config import EngineConfig
 from tidegate.policy.modes import MODES
@@ -19,7 +19,8 @@ def test_the_real_model_answers_as_in_transformers_alone_and_together_in_every_m
     prompts = [tokenizer("Hello").input_ids[:1], tokenizer("The capital of France is").input_ids]
     prompts += [story[start : start + length] for start, length in ((0, 40), (7, 333), (0, 120), (0, 2000))]
     references = [reference(model, prompt, MAX_TOKENS) for prompt in prompts]
-    with EngineDriver(EngineConfig(model=path, max_model_len=2048, num_blocks=400, prefix_caching=False)) as engine:
+    settings = EngineConfig(model=path, max_model_len=2048, num_blocks=400, prefix_caching=False, slo=SLO)
+    with EngineDriver(settings) as engine:
         (alone,) = engine.answers([engine.spec(prompts[1], MAX_TOKENS)])
         references[1].check(alone.tokens, "alone")
         assert tokenizer.decode(alone.tokens).startswith(" Paris")

@@ -4,7 +4,7 @@ import asyncio
 import itertools
 
 import pytest
-from engine_driver import EngineDriver
+from engine_driver import SLO, EngineDriver
 
 from tidegate.node.config import EngineConfig
 from tidegate.policy.modes import MODES
@@ -14,7 +14,7 @@ ALONE = 8
 
 
 def config(model, **more):
-    return EngineConfig(model=model, max_model_len=2100, max_num_seqs=40, max_num_batched_tokens=512, **more)
+    return EngineConfig(model=model, max_model_len=2100, max_num_seqs=40, max_num_batched_tokens=512, slo=SLO, **more)
 
 
 def check(references, answers, what):

@@ -90,6 +90,7 @@ def test_a_cpu_is_a_device_too(files, capsys):
         ((*FITTING, "--latency-model", "/nowhere.json"), "can't be read as a latency model"),
         ((*FITTING, "--json", "/nowhere/plan.json"), "can't be written"),
         ((*FITTING, "--workload", "poems"), "no workload 'poems'"),
+        ((*FITTING, "--workload", "conv@30,code@30"), "a plan is for one load"),
         ((*FITTING, "--model", "/nowhere/config.json"), "There is no model"),
     ],
 )

@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tidegate.plan.demand import Arrival
-from tidegate.plan.engine import DELIVER_S, LAUNCH_S
+from tidegate.plan.engine import HOST
 from tidegate.plan.split_sim import SplitDesign, simulate_split
 from tidegate.slo.latency import Costs
 
@@ -31,7 +31,7 @@ def alone(design, prompt=1000, output=101):
 
 def test_a_lone_request_waits_for_its_prefill_and_then_for_steps_only():
     latency = alone(DESIGN)
-    assert latency.ttft_s == pytest.approx(0.1 + LAUNCH_S + DELIVER_S, rel=NOISE_OF_A_STEP)
+    assert latency.ttft_s == pytest.approx(0.1 + HOST.launch_s + HOST.deliver_s, rel=NOISE_OF_A_STEP)
     assert latency.tpot_s == pytest.approx(0.01, rel=0.05)
 
 

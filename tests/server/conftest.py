@@ -47,8 +47,8 @@ class LiveServer:
         self.url = f"http://127.0.0.1:{self.port}"
         self.http = httpx.Client(base_url=self.url, timeout=30)
         self.openai = openai.OpenAI(base_url=f"{self.url}/v1", api_key="none", max_retries=0, timeout=30)
-        app = create_app(engine, tokenizer, settings)
-        self._server = uvicorn.Server(uvicorn.Config(app, http="httptools", lifespan="off", log_config=None))
+        self.app = create_app(engine, tokenizer, settings)
+        self._server = uvicorn.Server(uvicorn.Config(self.app, http="httptools", lifespan="off", log_config=None))
         self._thread = threading.Thread(target=lambda: uvloop.run(self._main(listener)))
         self._thread.start()
 

@@ -78,9 +78,11 @@ def test_shares_are_given_to_the_lanes_of_the_two_phases():
     stats = ask("POST", "/admin/shares", {"prefill": 0.25, "decode": 0.75}).json()
     assert stats["lanes"]["P"]["share"] == 0.25
     assert stats["lanes"]["D"]["share"] == 0.75
+    rest = ask("POST", "/admin/shares", {"prefill": 0.25}).json()
+    assert rest["lanes"]["D"]["share"] == 0.75
 
 
-@pytest.mark.parametrize("body", [{"prefill": 0.5}, {"prefill": 0.5, "decode": 0.6}, {"prefill": 0, "decode": 1}, {}])
+@pytest.mark.parametrize("body", [{"decode": 0.5}, {"prefill": 0.5, "decode": 0.6}, {"prefill": 0, "decode": 1}, {}])
 def test_shares_that_are_no_division_are_refused(body):
     assert ask("POST", "/admin/shares", body).status_code == 400
 

@@ -1,6 +1,7 @@
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from tidegate.base.stats import PredictionError
 from tidegate.server.fake import Script
 
 
@@ -50,6 +51,20 @@ def test_every_request_ends_under_one_reason(live):
     assert reasons == {"stop": 1, "length": 1, "abort": 0, "error": 2}
 
 
+def test_errors_of_predictions_are_shown_by_kind_and_factors_by_lane(server):
+    assert not any(name.startswith("tidegate:prediction") for name, *_ in scrape(server))
+    stats = server.engine.statistics
+    stats.prediction_errors = {
+        "decode": PredictionError(40, 0.02, 0.07),
+        "prefill beside": PredictionError(9, 0.1, 0.3),
+    }
+    stats.prediction_factors = {"hybrid": 1.05}
+    seen = scrape(server)
+    assert seen[("tidegate:prediction_error", "decode", "0.5")] == 0.02
+    assert seen[("tidegate:prediction_error", "prefill beside", "0.95")] == 0.3
+    assert seen[("tidegate:prediction_factor", "hybrid")] == 1.05
+
+
 def server_says(server) -> str:
     return server.http.post("/detokenize", json={"tokens": [300]}).json()["prompt"]
 
@@ -81,6 +96,18 @@ def test_the_engines_statistics_are_those_of_the_scrape(server):
         ("tidegate:lane_restarts_total", "D"): 1,
     }.items():
         assert seen[key] == value, key
+
+
+def test_what_lanes_have_of_a_gpu_is_told_where_there_is_one(server):
+    assert not [
+        name for name, *_ in scrape(server) if name in ("tidegate:lane_sms", "tidegate:lane_extra_memory_bytes")
+    ]
+    lane = server.engine.statistics.lanes["D"]
+    lane.sms, lane.extra_memory_bytes = 68, 1 << 29
+    seen = scrape(server)
+    assert seen[("tidegate:lane_sms", "D")] == 68
+    assert seen[("tidegate:lane_extra_memory_bytes", "D")] == 1 << 29
+    assert server.http.get("/admin/stats").json()["lanes"]["D"]["sms"] == 68
 
 
 def test_a_dead_engine_is_told_and_what_was_observed_stays(server):

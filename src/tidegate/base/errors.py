@@ -4,7 +4,7 @@
     ├── ConfigError     what the user asked for can't be run here: one sentence, exit code 2
     │   └── ModelError  the model can't be found, read, or is of a kind not supported
     ├── RequestError    one request is bad; nothing else is disturbed (HTTP 400)
-    ├── Overloaded      the queue is full; try again later (HTTP 429)
+    ├── Overloaded      the queue is full, or too long for the SLO; try again later (HTTP 429)
     └── EngineDead      the engine process is gone; the server can't go on (HTTP 500)
 
 An ``assert`` guards against our own bugs only.
@@ -28,7 +28,7 @@ class RequestError(TidegateError):
 
 
 class Overloaded(TidegateError):
-    """The waiting queue is full.
+    """The waiting queue is full, or so long that the request would miss its SLO.
 
     ``retry_after_s`` is the number of seconds after which a retry is sensible.
     """

@@ -45,10 +45,12 @@ class LaneLost(msgspec.Struct, frozen=True, tag="lane_lost"):
 
 
 class LaneGone(msgspec.Struct, frozen=True, tag="lane_gone"):
-    """A lane can't be started again: requests that need it fail with ``reason``."""
+    """A lane can't be started again: requests that need it fail with ``reason``. ``config``: what the user asked for is
+    to blame, and ``reason`` says what to change."""
 
     lane: str
     reason: str
+    config: bool = False
 
 
 class ModeSet(msgspec.Struct, frozen=True, tag="mode_set"):

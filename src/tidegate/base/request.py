@@ -55,7 +55,8 @@ class Output(msgspec.Struct, array_like=True):
     """News of one request. Exactly one Output of a request has ``finish`` set, and it is the last.
 
     ``finish``: "stop" (an end or stop id, which is the last of ``tokens``), "length", "abort", "error",
-    "rejected" (queue full: nothing was done), "invalid" (can never be served); ``reason`` explains the last three.
+    "rejected" (queue full, or the wait too long: nothing was done), "invalid" (can never be served); ``reason``
+    explains the last three.
     """
 
     id: str
@@ -64,3 +65,4 @@ class Output(msgspec.Struct, array_like=True):
     reason: str = ""
     logprobs: list[TokenLogprob] | None = None  # one a token, where asked for
     cached_tokens: int = 0  # prompt tokens whose KV was found in the prefix cache (set on the first Output)
+    retry_after_s: float | None = None  # of a "rejected" one: when to try again, as far as that is known

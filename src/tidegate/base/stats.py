@@ -15,6 +15,16 @@ class LaneStats(msgspec.Struct):
     decode_tokens: int = 0
     restarts: int = 0
     inflight: int = 0
+    sms: int = 0  # streaming multiprocessors that its kernels run on now, as measured; 0 where there are none
+    extra_memory_bytes: int = 0  # on the device, for graphs, workspaces and activations; weights and KV are shared
+
+
+class PredictionError(msgspec.Struct, frozen=True):
+    """Of predicted times of steps, relative to what was measured (0.1: a tenth too long or too short)."""
+
+    steps: int = 0
+    p50: float = 0.0
+    p95: float = 0.0
 
 
 class Stats(msgspec.Struct):
@@ -22,6 +32,7 @@ class Stats(msgspec.Struct):
     waiting: int = 0
     prefilling: int = 0
     decoding: int = 0
+    predicted_ttft_s: float = 0.0  # of a prompt of the mean length of late, if it arrived now
     blocks_total: int = 0
     blocks_free: int = 0
     blocks_cached: int = 0  # hold a cached prefix that no request is using now
@@ -42,4 +53,6 @@ class Stats(msgspec.Struct):
     slo_ttft_s: float | None = None
     slo_tpot_s: float | None = None
     slo_metric: str = ""
+    prediction_errors: dict[str, PredictionError] = {}  # of the last steps, by kind (slo.accuracy)
+    prediction_factors: dict[str, float] = {}  # by kind: such steps take so many times what the model says
     lanes: dict[str, LaneStats] = {}

@@ -14,6 +14,8 @@ from tidegate.bench.own_load import OwnLoad, OwnLoadMeter
 from tidegate.bench.stream import Failure, StreamReader, Usage
 from tidegate.slo.goodput import Latency
 
+ABANDONED = Failure("abandoned", "it was still running when the measurement ended")
+
 
 class Planned(msgspec.Struct, frozen=True):
     """``due_s``: after the start of the run. ``output_tokens``: that are asked for."""
@@ -82,11 +84,12 @@ async def run_load(
         start_s = now_s()
 
         async def one(planned: Planned) -> Record:
-            ready_s = now_s()
+            exchange = Exchange(planned, start_s)
             async with turns:
                 counts.sent += 1
                 progress(counts)
-                record = await _request(client, path, planned, limits, start_s, ready_s)
+                await exchange.run(client, path, limits)
+            record = exchange.record()
             counts.done += 1
             counts.failed += record.failure is not None
             progress(counts)
@@ -94,34 +97,59 @@ async def run_load(
 
         tasks = []
         for planned in plan:
-            while (early_s := start_s + planned.due_s - now_s()) > 0:
-                await asyncio.sleep(early_s)
+            await sleep_until(start_s + planned.due_s)
             tasks.append(group.create_task(one(planned)))
     records = [task.result() for task in tasks]
     return records, meter.reading([record.ready_s - record.due_s for record in records])
 
 
-async def _request(
-    client: Client, path: str, planned: Planned, limits: Limits, start_s: float, ready_s: float
-) -> Record:
-    reader = StreamReader()
-    sent_s = now_s()
-    try:
-        async with asyncio.timeout(limits.timeout_s):
-            await client.post(path, planned.body, reader)
-    except TimeoutError:
-        reader.lost("timeout", f"no whole answer within {limits.timeout_s:g} s")
-    except ExchangeFailed as failure:
-        reader.lost(failure.kind, str(failure))
-    reader.close(planned.output_tokens, all_expected=limits.all_expected)
-    return Record(
-        planned.prompt_tokens,
-        planned.output_tokens,
-        planned.due_s,
-        ready_s - start_s,
-        sent_s - start_s,
-        array("d", [time_s - start_s for time_s in reader.times_s]),
-        reader.tokens,
-        reader.usage,
-        reader.failure,
-    )
+class Exchange:
+    """One request under way: what has come of it so far, and once it has ended its record."""
+
+    def __init__(self, planned: Planned, start_s: float) -> None:
+        self.planned = planned
+        self.sent_s: float | None = None  # this one and those in ``times_s``: on the clock
+        self.ended = False
+        self._start_s = start_s
+        self._ready_s = now_s()
+        self._reader = StreamReader()
+
+    @property
+    def times_s(self) -> Sequence[float]:
+        """When its tokens came, so far."""
+        return self._reader.times_s
+
+    async def run(self, client: Client, path: str, limits: Limits) -> None:
+        reader = self._reader
+        self.sent_s = now_s()
+        try:
+            async with asyncio.timeout(limits.timeout_s):
+                await client.post(path, self.planned.body, reader)
+        except TimeoutError:
+            reader.lost("timeout", f"no whole answer within {limits.timeout_s:g} s")
+        except ExchangeFailed as failure:
+            reader.lost(failure.kind, str(failure))
+        reader.close(self.planned.output_tokens, all_expected=limits.all_expected)
+        self.ended = True
+
+    def record(self) -> Record:
+        """Of one that was sent; one that has not ended counts as abandoned."""
+        assert self.sent_s is not None, "it has not been sent"
+        planned, reader = self.planned, self._reader
+        return Record(
+            planned.prompt_tokens,
+            planned.output_tokens,
+            planned.due_s,
+            self._ready_s - self._start_s,
+            self.sent_s - self._start_s,
+            array("d", [time_s - self._start_s for time_s in reader.times_s]),
+            reader.tokens,
+            reader.usage,
+            reader.failure if self.ended else ABANDONED,
+        )
+
+
+async def sleep_until(moment_s: float) -> None:
+    """Returns at that moment of the clock, or at once if it has passed."""
+    while (early_s := moment_s - now_s()) > 0:
+        await asyncio.sleep(early_s)

@@ -2,17 +2,21 @@
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import islice, takewhile
+from itertools import count, takewhile
 from pathlib import Path
 from typing import ClassVar
 
 import msgspec
 
 from tidegate.base.errors import ConfigError
+from tidegate.bench.arrivals import POISSON, Pattern
 from tidegate.bench.load import Planned
 from tidegate.bench.payload import Payloads
+from tidegate.bench.schedule import Schedule, Step
 from tidegate.bench.traces import Trace, load_trace
-from tidegate.bench.workloads import WORKLOADS, Request, Workload, poisson_arrivals, source
+from tidegate.bench.workloads import WORKLOADS, Request, Workload, source
+
+AnyWorkload = Workload | Trace | Schedule
 
 
 class Amount(msgspec.Struct, frozen=True):
@@ -31,6 +35,12 @@ class Amount(msgspec.Struct, frozen=True):
             raise ConfigError("All at once (--rate inf) needs a number of requests: --num-requests.")
         return max(1, round(rate * (self.DEFAULT_SECONDS if self.seconds is None else self.seconds)))
 
+    def covering(self, workload: AnyWorkload) -> "Amount":
+        """The same; where nothing was said, long enough for every step of a schedule."""
+        if isinstance(workload, Schedule) and self.num_requests is None and self.seconds is None:
+            return Amount(seconds=workload.period_s or workload.lead_s + self.DEFAULT_SECONDS)
+        return self
+
 
 class Lengths(msgspec.Struct, frozen=True):
     """Lengths that replace those of the workload. A prompt of another length is like no other."""
@@ -47,28 +57,81 @@ class Lengths(msgspec.Struct, frozen=True):
             yield request
 
 
-def find_workload(name: str) -> Workload | Trace:
-    """A built-in workload, or the trace in a file of that name."""
+def find_workload(name: str) -> AnyWorkload:
+    """A built-in workload, the trace in a file of that name, or steps such as "conv@30,code@30": workloads with their
+    seconds. A last step without seconds does not end; otherwise the steps repeat."""
+    if Path(name).exists() or "@" not in name:
+        return _find_one(name)
+    steps = []
+    parts = name.split(",")
+    for number, part in enumerate(parts, 1):
+        which, at, seconds = part.strip().rpartition("@")
+        if not at and number == len(parts):
+            steps.append(Step(_find_one(seconds), math.inf))
+            continue
+        if not _is_positive(seconds):
+            raise ConfigError(f"{part!r} in the workload {name!r} is not a step such as conv@30: a name and seconds.")
+        steps.append(Step(_find_one(which), float(seconds)))
+    return Schedule(steps)
+
+
+def _find_one(name: str) -> Workload | Trace:
     if name in WORKLOADS:
         return WORKLOADS[name]
-    if not Path(name).exists():
+    if not Path(name).is_file():
         raise ConfigError(f"There is no workload {name!r}: it is a file, or one of {', '.join(WORKLOADS)}.")
     return load_trace(Path(name))
 
 
-def poisson_requests(workload: Workload | Trace, rate: float, amount: Amount, seed: int) -> list[Request]:
-    """Arrivals at random times, in the workload's order. Equal seeds give equal lengths, whatever the rate."""
-    lengths = workload.requests(source(seed)) if isinstance(workload, Workload) else workload.requests()
-    arrivals = poisson_arrivals(rate, source(seed, "arrivals"))
-    pairs = zip(lengths, arrivals, strict=False)
-    return [msgspec.structs.replace(request, at_s=at_s) for request, at_s in islice(pairs, amount.at(rate))]
+def _is_positive(text: str) -> bool:
+    try:
+        return 0 < float(text) < math.inf
+    except ValueError:
+        return False
+
+
+def arrivals(workload: AnyWorkload, rate: float, seed: int, pattern: Pattern = POISSON) -> Iterator[Request]:
+    """For ever, at random times, in the workload's order. Equal seeds give equal lengths, whatever the rate (but for
+    which step of a schedule a request falls into)."""
+    times_s = pattern.times(rate, source(seed, "arrivals"))
+    if not isinstance(workload, Schedule):
+        yield from (_at(request, at_s) for at_s, request in zip(times_s, _in_turn(workload, seed), strict=False))
+        return
+    steps = [_in_turn(step.workload, seed, f"step {index}") for index, step in enumerate(workload.steps)]
+    yield from (_at(next(steps[workload.step_at(at_s)]), at_s) for at_s in times_s)
+
+
+def _in_turn(workload: Workload | Trace, seed: int, purpose: str = "") -> Iterator[Request]:
+    return workload.requests(source(seed, purpose)) if isinstance(workload, Workload) else workload.requests()
+
+
+def _at(request: Request, at_s: float) -> Request:
+    return msgspec.structs.replace(request, at_s=at_s)
 
 
 def replayed_requests(trace: Trace, speedup: float, amount: Amount) -> list[Request]:
     """At the trace's own times: all of it, or as much as ``amount`` says."""
     seconds = math.inf if amount.seconds is None else amount.seconds
-    within = takewhile(lambda request: (request.at_s or 0.0) < seconds, trace.replay(speedup))
-    return list(islice(within, amount.num_requests))
+    return within(trace.replay(speedup), seconds)[: amount.num_requests]
+
+
+def own_arrivals(trace: Trace, rate: float) -> Iterator[Request]:
+    """For ever, at the trace's own times, as much faster or slower as makes their mean rate ``rate``.
+
+    A trace that is used up begins again, a mean gap after its last request. Raises ConfigError for one without a rate.
+    """
+    last_s = trace.recorded[-1].at_s or 0.0
+    if not last_s:
+        raise ConfigError("This trace's requests have no times, or one time, so they have no rate that can be changed.")
+    turn_s = len(trace.recorded) / rate
+    scale = (len(trace.recorded) - 1) / rate / last_s
+    times_s = (turn * turn_s + (row.at_s or 0.0) * scale for turn in count() for row in trace.recorded)
+    return (_at(request, at_s) for at_s, request in zip(times_s, trace.requests(), strict=False))
+
+
+def within(requests: Iterable[Request], seconds: float) -> list[Request]:
+    """Those that come in the first ``seconds``, of requests in order of time."""
+    return list(takewhile(lambda request: (request.at_s or 0.0) < seconds, requests))
 
 
 def mean_rate(requests: Sequence[Request]) -> float | None:

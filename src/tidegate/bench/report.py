@@ -93,8 +93,11 @@ class RunResult(msgspec.Struct, frozen=True):
     warnings: list[str]
     each: list[RequestResult]
 
+    def attainment(self, slo: Slo) -> Attainment:
+        return next(found for found in self.attainments if found.slo == slo)
+
     def attained(self, slo: Slo) -> float:
-        return next(found.attainment for found in self.attainments if found.slo == slo)
+        return self.attainment(slo).attainment
 
     @property
     def failed(self) -> int:

@@ -17,7 +17,9 @@ def say(text: str) -> None:
     sys.stdout.flush()
 
 
-class Screen(Watcher):
+class ProgressLine:
+    """Of one run after another: the two methods that a watcher of any measurement has."""
+
     def __init__(self) -> None:
         self._terminal = sys.stderr.isatty()
         self._rate = ""
@@ -33,12 +35,17 @@ class Screen(Watcher):
             failed = f", {counts.failed} failed" if counts.failed else ""
             self._show(f"{bar} {counts.done} of {counts.total} done, {counts.sent - counts.done} running{failed}")
 
-    def finished(self, run: RunResult) -> None:
+    def clear(self) -> None:
         self._show("")
-        say("\n" + run_text(run))
 
     def _show(self, text: str) -> None:
         if self._terminal:
             self._shown_s = now_s()
             sys.stderr.write("\r\x1b[K" + (f"{self._rate} {text}" if text else ""))
             sys.stderr.flush()
+
+
+class Screen(ProgressLine, Watcher):
+    def finished(self, run: RunResult) -> None:
+        self.clear()
+        say("\n" + run_text(run))

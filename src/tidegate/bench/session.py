@@ -2,22 +2,23 @@
 
 import math
 from collections.abc import Iterator, Sequence
+from itertools import islice
 
 import msgspec
 
 from tidegate.base.errors import ConfigError, TidegateError
+from tidegate.bench.arrivals import POISSON, Pattern
 from tidegate.bench.client import Client
 from tidegate.bench.connection import ExchangeFailed
+from tidegate.bench.idle import check_server
 from tidegate.bench.load import Limits, Progress, run_load
 from tidegate.bench.payload import PATHS, Payloads
-from tidegate.bench.plan import Amount, Lengths, mean_rate, planned, poisson_requests, replayed_requests
+from tidegate.bench.plan import Amount, AnyWorkload, Lengths, arrivals, mean_rate, planned, replayed_requests
 from tidegate.bench.report import RunResult, run_result
 from tidegate.bench.traces import Trace
-from tidegate.bench.workloads import Request, Workload
+from tidegate.bench.whole import Whole
+from tidegate.bench.workloads import Request
 from tidegate.slo.goodput import Slo
-
-_CHECK = Request(prompt_tokens=8, output_tokens=2)
-_CHECK_RUN = 0  # the number of a run makes its prompts; measured runs count from 1
 
 
 class Measurement(msgspec.Struct, frozen=True):
@@ -26,7 +27,7 @@ class Measurement(msgspec.Struct, frozen=True):
     ``stop_below``: no higher rate is tried after one at which no SLO is attained by this share of the requests.
     """
 
-    workload: Workload | Trace
+    workload: AnyWorkload
     lengths: Lengths
     rates: Sequence[float]
     amount: Amount
@@ -34,6 +35,7 @@ class Measurement(msgspec.Struct, frozen=True):
     limits: Limits
     speedup: float = 1.0
     stop_below: float = 0.0
+    pattern: Pattern = POISSON
 
 
 class Watcher:
@@ -48,7 +50,7 @@ class Watcher:
 
 async def measure(client: Client, payloads: Payloads, measurement: Measurement, watcher: Watcher) -> list[RunResult]:
     """The results of all runs, in order of the rate. Raises TidegateError when the server can't be measured at all."""
-    await _check_server(client, payloads, measurement.limits)
+    await check_server(client, payloads, measurement.limits)
     results: list[RunResult] = []
     for number, (rate, requests) in enumerate(_runs(measurement, payloads.seed), 1):
         watcher.preparing(rate)
@@ -63,7 +65,7 @@ async def measure(client: Client, payloads: Payloads, measurement: Measurement, 
 
 async def first_model(client: Client) -> str:
     """The name of the first of the server's models. Raises TidegateError."""
-    answer = _Whole()
+    answer = Whole()
     try:
         await client.get("/v1/models", answer)
         models = msgspec.json.decode(answer.body, type=_Models).data
@@ -72,30 +74,23 @@ async def first_model(client: Client) -> str:
     except msgspec.MsgspecError:
         models = []
     if not models:
-        text = answer.body[:200].decode(errors="replace")
-        raise TidegateError(f"The server did not say which models it has (status {answer.status}): {text}")
+        raise TidegateError(f"The server did not say which models it has (status {answer.status}): {answer.text}")
     return models[0].id
 
 
 def _runs(measurement: Measurement, seed: int) -> Iterator[tuple[float | None, list[Request]]]:
     """The nominal rate of each run, None when all requests come at once, and its requests."""
-    workload, amount = measurement.workload, measurement.amount
+    workload = measurement.workload
+    amount = measurement.amount.covering(workload)
     if measurement.rates:
         for rate in sorted(measurement.rates):
-            yield rate if math.isfinite(rate) else None, poisson_requests(workload, rate, amount, seed)
+            endless = arrivals(workload, rate, seed, measurement.pattern)
+            yield rate if math.isfinite(rate) else None, list(islice(endless, amount.at(rate)))
     elif isinstance(workload, Trace) and workload.timed:
         requests = replayed_requests(workload, measurement.speedup, amount)
         yield mean_rate(requests), requests
     else:
         raise ConfigError("This workload has no times of its own, so it needs a rate.")
-
-
-async def _check_server(client: Client, payloads: Payloads, limits: Limits) -> None:
-    """One short request, unmeasured: what is wrong for all of them shows here."""
-    plan = planned([_CHECK], payloads, _CHECK_RUN)
-    (record,), _ = await run_load(client, PATHS[payloads.endpoint], plan, limits)
-    if record.failure is not None:
-        raise TidegateError(f"The server failed a first short request: {record.failure.kind}: {record.failure.message}")
 
 
 class _Model(msgspec.Struct):
@@ -104,17 +99,3 @@ class _Model(msgspec.Struct):
 
 class _Models(msgspec.Struct):
     data: list[_Model] = []
-
-
-class _Whole:
-    """A receiver of a short answer."""
-
-    def __init__(self) -> None:
-        self.status = 0
-        self.body = b""
-
-    def begin(self, status: int) -> None:
-        self.status = status
-
-    def receive(self, data: bytes, now: float) -> None:
-        self.body += data

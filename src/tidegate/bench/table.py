@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from tidegate.bench.report import Distribution, Goodput, RunResult
+from tidegate.bench.report import Distribution, Goodput, PromptQuartile, RunResult
 from tidegate.slo.goodput import Metric, Slo
 
 _PACE = {Metric.TPOT: "TPOT", Metric.GAP: "p99 gap"}
@@ -30,9 +30,7 @@ def run_text(run: RunResult) -> str:
     for found in run.attainments:
         line = f"{slo_text(found.slo):<38}{found.attainment:>7.1%}"
         if found.by_prompt:
-            line += "  by prompt: " + " · ".join(
-                f"≤{quartile.to_tokens:,} {quartile.attainment:.0%}" for quartile in found.by_prompt
-            )
+            line += f"  by prompt: {quartiles_text(found.by_prompt)}"
         lines.append(line)
     return "\n".join(lines + notes(run))
 
@@ -68,9 +66,9 @@ def sweep_text(runs: Sequence[RunResult], goodputs: Sequence[Goodput]) -> str:
         rate = "all" if run.offered_rate is None else f"{run.offered_rate:g}"
         lines.append(
             f"{rate:>10} {run.completed_per_s:>8.2f} {run.failed:>6} {run.output_tokens_per_s:>9,.0f}"
-            f" {_ms(run.ttft, 'p50'):>9} {_ms(run.ttft, 'p90'):>7} {_ms(run.ttft, 'p99'):>7}"
-            f" {_ms(run.tpot, 'p50', 1):>9} {_ms(run.tpot, 'p90', 1):>7} {_ms(run.tpot, 'p99', 1):>7}"
-            f" {_ms(run.gap_p99, 'p90', 1):>12}"
+            f" {ms(run.ttft, 'p50'):>9} {ms(run.ttft, 'p90'):>7} {ms(run.ttft, 'p99'):>7}"
+            f" {ms(run.tpot, 'p50', 1):>9} {ms(run.tpot, 'p90', 1):>7} {ms(run.tpot, 'p99', 1):>7}"
+            f" {ms(run.gap_p99, 'p90', 1):>12}"
         )
     for found in goodputs:
         attained = " ".join(f"{run.attained(found.slo):.1%}" for run in runs if run.offered_rate is not None)
@@ -92,5 +90,11 @@ def _row(name: str, values: Distribution) -> str:
     return f"{name:<22}" + "".join(f"{value * 1e3:>11,.1f}" for value in numbers)
 
 
-def _ms(values: Distribution | None, name: str, digits: int = 0) -> str:
+def quartiles_text(quartiles: Sequence[PromptQuartile]) -> str:
+    """The longest prompt of each quarter, and how many of its requests attain the SLO."""
+    return " · ".join(f"≤{quartile.to_tokens:,} {quartile.attainment:.0%}" for quartile in quartiles)
+
+
+def ms(values: Distribution | None, name: str, digits: int = 0) -> str:
+    """One number of a distribution, or a dash."""
     return "-" if values is None else f"{getattr(values, name) * 1e3:,.{digits}f}"

@@ -19,15 +19,12 @@ gather at a few values. Fit (data / fitted):
 clipped lognormals, as are ``neutral-conv`` and ``neutral-code``: plainer shapes of the same two traces.
 """
 
-import math
 import random
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple, Protocol
 
 import msgspec
-
-from tidegate.base.errors import ConfigError
 
 BLOCK_TOKENS = 512  # that one block id of a trace stands for
 
@@ -121,19 +118,6 @@ WORKLOADS = {
     "neutral-conv": Workload(Lognormal(6.6, 0.95, 16, 8000), Lognormal(5.0, 0.8, 4, 1000)),
     "neutral-code": Workload(Lognormal(7.3, 0.8, 64, 7400), Lognormal(2.7, 1.0, 2, 300)),
 }  # fmt: skip
-
-
-def poisson_arrivals(rate: float, rng: random.Random) -> Iterator[float]:
-    """Seconds after the start, for ever: the first at 0, then exponential gaps with mean 1/rate.
-
-    ``rate`` is requests per second, and may be infinite: all at once.
-    """
-    if rate <= 0:
-        raise ConfigError(f"A rate is a positive number of requests per second, not {rate:g}.")
-    at_s = 0.0
-    while True:
-        yield at_s
-        at_s += rng.expovariate(rate) if math.isfinite(rate) else 0.0
 
 
 def source(seed: int, purpose: str = "") -> random.Random:

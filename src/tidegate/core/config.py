@@ -7,7 +7,7 @@ import msgspec
 
 from tidegate.base.errors import ConfigError
 from tidegate.base.events import Tuned
-from tidegate.policy.modes import MODES
+from tidegate.policy.modes import MODES, Mode
 from tidegate.policy.order import ORDERS
 from tidegate.slo.gate import Limits
 from tidegate.slo.goodput import Metric, Slo
@@ -19,7 +19,7 @@ class CoreConfig(msgspec.Struct, frozen=True):
     block_size: int
     max_num_seqs: int
     max_model_len: int
-    vocab_size: int
+    vocab_size: int  # 0: token ids are not checked
     max_num_batched_tokens: int
     max_prefill_tokens: int = 1 << 30  # prompt tokens that the device takes in one batch
     mode: str = "semi"
@@ -28,6 +28,7 @@ class CoreConfig(msgspec.Struct, frozen=True):
     prefix_caching: bool = True
     prefix_secret: bytes = b""  # random for each engine; see kv.prefix
     max_waiting: int = 1024
+    reject_unreachable: bool = False  # refuse requests that are predicted to miss their TTFT by far (slo.admission)
     gate: str | None = None  # None: the mode's own
     slo: Slo | None = None
     latency: LatencyModel | None = None  # what gates believe of this device
@@ -48,6 +49,10 @@ class CoreConfig(msgspec.Struct, frozen=True):
             slice_quantum_tokens=self.slice_quantum_tokens,
             prefill_tokens_per_s=self.prefill_tokens_per_s,
         )
+
+    def gate_of(self, mode: Mode) -> str:
+        """The gate by name: the user's where the mode knows it, else the mode's own."""
+        return self.gate if self.gate is not None and self.gate in mode.gates else mode.gates[0]
 
     def validate(self) -> None:
         """Raises ConfigError, naming the flag to change."""

@@ -7,6 +7,7 @@ simulator on predicted ones.
 """
 
 import math
+from collections.abc import Iterator, Sequence
 
 import msgspec
 
@@ -30,22 +31,25 @@ from tidegate.base.events import (
     Tuned,
     Wake,
 )
-from tidegate.base.request import Output, TokenLogprob
+from tidegate.base.request import Output, RequestSpec, TokenLogprob
 from tidegate.base.stats import Stats
 from tidegate.core.binding import Binder, Bound, LaneView
 from tidegate.core.config import CoreConfig, check_shares, tuned
+from tidegate.core.forecast import Forecast, Newcomer
 from tidegate.core.lanes import Flight, Lane
 from tidegate.core.queues import Queues
 from tidegate.core.request import PATIENCE_SECONDS, Request, State
 from tidegate.core.residency import Residency
+from tidegate.core.steady import TOKEN, SteadyRun
 from tidegate.policy.modes import MODES, Mode
 from tidegate.policy.order import order_by_name
 from tidegate.policy.rule import Budget
-from tidegate.slo.gate import Ended, Gate, Load, Observation, Pressing, TimedRoom
+from tidegate.slo.belief import Belief
+from tidegate.slo.gate import Ended, Gate, Load, Observation, Outlook, Pressing, TimedRoom
 from tidegate.slo.gates import make_gate
 from tidegate.slo.goodput import Metric
 from tidegate.slo.latency import Work
-from tidegate.slo.schedule import Schedule, Standing
+from tidegate.slo.schedule import Schedule, Standing, WorkedOutLater
 
 PRESSING = 16  # prompts that a gate is told of
 SPARES = 4  # decoding requests, those with the least time to spare, that a gate is told of
@@ -62,12 +66,15 @@ class Core:
         self.requests: dict[str, Request] = {}  # all that have not ended
         self._target: Mode | None = None  # a mode that waits for its lanes to start
         self._queues = Queues(order_by_name(config.order, config.prefill_tokens_per_s))
+        self.belief = Belief(config.latency) if config.latency else None
         self.gate: Gate = self._make_gate(self.mode)
         self._residency = Residency(config)
+        self._forecast = Forecast(self._queues, self._residency)
         self._schedule = Schedule()
         self._stepped_s = -math.inf  # when a batch with decodes last ended
         self._binder = Binder(self._queues, self._residency)
         self._arrivals = 0
+        self._now = 0.0  # of the last event
         self._finished: dict[str, int] = {}
         self._outputs: list[Output] = []
         self._enter(self.mode)
@@ -75,7 +82,7 @@ class Core:
     # ---- events
 
     def on_event(self, event: Event, now: float) -> list[Action]:
-        self._outputs = []
+        self._outputs, self._now = [], now
         actions: list[Action] = []
         match event:
             case BatchDone():
@@ -113,6 +120,7 @@ class Core:
     def _arrived(self, event: Arrived, now: float) -> None:
         spec, config = event.request, self.config
         length = len(spec.prompt)
+        retry_after_s = None
         if spec.id in self.requests:
             refusal = ("invalid", "a request with this id is running")
         elif length == 0:
@@ -122,19 +130,33 @@ class Core:
                 "invalid",
                 f"{length} prompt tokens and {spec.max_tokens} new ones do not fit into {config.max_model_len} tokens",
             )
-        elif min(spec.prompt) < 0 or max(spec.prompt) >= config.vocab_size:
+        elif config.vocab_size and (min(spec.prompt) < 0 or max(spec.prompt) >= config.vocab_size):
             refusal = ("invalid", f"prompt token ids must lie between 0 and {config.vocab_size - 1}")
         elif len(self._queues.waiting) >= config.max_waiting:
             refusal = ("rejected", f"{config.max_waiting} requests are waiting already")
         else:
-            ttft_s = spec.ttft_s or (config.slo.ttft_s if config.slo else PATIENCE_SECONDS)
-            request = Request(spec, self._arrivals, now, now + ttft_s)
-            self._arrivals += 1
-            self.requests[spec.id] = request
-            self._queues.enqueue(request)
-            return
+            request = Request(spec, self._arrivals, now, now + self._ttft_slo_s(spec))
+            wait_s, retry_after_s = self._unreachable(request, now)
+            if retry_after_s is None:
+                self._arrivals += 1
+                self._forecast.count(length)
+                self.requests[spec.id] = request
+                self._queues.enqueue(request)
+                return
+            refusal = ("rejected", f"its first token would come in {wait_s:.1f} s, too late for its SLO")
         self._count(refusal[0])
-        self._outputs.append(Output(spec.id, [], *refusal))
+        self._outputs.append(Output(spec.id, [], *refusal, retry_after_s=retry_after_s))
+
+    def _ttft_slo_s(self, spec: RequestSpec) -> float:
+        return spec.ttft_s or (self.config.slo.ttft_s if self.config.slo else PATIENCE_SECONDS)
+
+    def _unreachable(self, request: Request, now: float) -> tuple[float, float | None]:
+        """In how many seconds its first token would come, and, if it is to be refused for that, when to try again."""
+        config, spec = self.config, request.spec
+        if not config.reject_unreachable or (config.slo is None and spec.ttft_s is None):
+            return 0.0, None
+        expected = self._forecast.of_request(request, now, self._prefill_outlook())
+        return expected.ttft_s, expected.retry_after_s(request.deadline_s - now)
 
     def _aborted(self, event: Aborted, now: float) -> None:
         request = self.requests.get(event.request_id)
@@ -145,9 +167,7 @@ class Core:
         result = event.result
         lane = self.lanes[event.lane]
         flight = lane.land(result.id)
-        lane.count(flight, result.seconds)
-        seconds = lane.took(flight, result.seconds, now)
-        self.gate.observe(Observation(lane.name, flight.share, flight.beside, flight.work, seconds))
+        self._account(lane, flight, result.seconds, now)
         tokens = iter(result.tokens)
         logprobs = iter(result.logprobs) if result.logprobs else None
         for request, end, samples in flight.prefills:
@@ -166,9 +186,6 @@ class Core:
                 request.prompt_done()
                 self._queues.decoding[request.id] = request
                 self._append(request, token, logprob, now, hold=lane.spec is not None and not lane.spec.decodes)
-        if flight.decodes:
-            self._schedule.step(now - max(self._stepped_s, now - PACE_LIMIT_SECONDS))
-            self._stepped_s = now
         for request, token in zip(flight.decodes, tokens, strict=True):
             logprob = next(logprobs) if logprobs else None
             request.in_flight -= 1
@@ -176,6 +193,18 @@ class Core:
                 self._let_go(request)
                 continue
             self._append(request, token, logprob, now)
+
+    def _account(self, lane: Lane, flight: Flight, seconds: float, now: float) -> None:
+        """A batch has been run, and took so long."""
+        lane.count(flight, seconds)
+        took_s = lane.took(flight, seconds, now)
+        seen = Observation(lane.name, flight.share, flight.beside, flight.work, took_s)
+        if self.belief is not None:
+            self.belief.observe(seen)
+        self.gate.observe(seen)
+        if flight.decodes:
+            self._schedule.step(now - max(self._stepped_s, now - PACE_LIMIT_SECONDS))
+            self._stepped_s = now
 
     def _lane_ready(self, event: LaneReady) -> None:
         lane = self._lane(event.lane)
@@ -222,44 +251,56 @@ class Core:
                 for request in bound.released:
                     self._release(request, now)
                 launches.append((lane, bound))
-        actions: list[Action] = []
-        if self.gate.shares != self.shares:
-            self.shares = dict(self.gate.shares)
-            actions.append(Resize(self.shares))
+        actions: list[Action] = self._follow_gate()
         for lane, (batch, flight, _) in launches:
             flight.beside = self._others_in_flight(lane)
             batch.share = flight.share = self._share(lane) if flight.beside else 1.0
             actions.append(Launch(lane.name, batch))
         return actions
 
+    def _follow_gate(self) -> list[Action]:
+        if self.gate.shares == self.shares:
+            return []
+        self.shares = dict(self.gate.shares)
+        return [Resize(self.shares)]
+
     def _plan(self, lane: Lane, now: float) -> Bound | None:
         spec, config = lane.spec, self.config
         assert spec is not None
+        if not spec.decodes and (not self._queues.has_prompts or self.gate.rests(lane.name)):
+            return None
         busy, ready = self._others_in_flight(lane), self._others_have_work(lane)
         outlook = self.gate.outlook(spec.name, alone=not busy and not ready)
         view = LaneView(lane, self._queues, self._residency, now, outlook)
-        allowance = self.gate.allow(self._load(view, now, busy, ready))
+        load = self._load(view, now, busy, ready)
+        allowance = self.gate.allow(load)
+        if not allowance.tokens and not spec.decodes:
+            return None
         room = None
         if allowance.costs is not None:
-            decode = view.decoding if spec.decodes else Work()
-            room = TimedRoom(allowance, decode, config.slice_quantum_tokens)
+            room = TimedRoom(allowance, load.decode, config.slice_quantum_tokens)
         plan = spec.rule(view, Budget(allowance.tokens, config.max_prefill_tokens, config.max_slices, room))
         return self._binder.bind(lane, plan)
 
     def _load(self, view: LaneView, now: float, busy: bool, ready: bool) -> Load:
         """What the gate needs to know of the queues."""
         pressing = [Pressing(r.launched, r.remaining, r.deadline_s) for r in view.prompts[:PRESSING]]
-        return Load(now, view.lane.name, view.decoding, pressing, self._spares(now), busy, ready)
+        late = sum(request.late for request in self._queues.waiting)
+        spec = view.lane.spec
+        decode = view.decoding if spec and spec.decodes else Work()
+        return Load(now, view.lane.name, decode, pressing, self._spares(now), busy, ready, late)
 
-    def _spares(self, now: float) -> list[float]:
+    def _spares(self, now: float) -> Sequence[float]:
         slo = self.config.slo
         if slo is None or slo.metric is Metric.GAP:
             return []
-        standing = (
-            Standing(r.first_s or now, r.num_output + r.in_flight, r.tpot_s or slo.tpot_s)
-            for r in self._queues.decoding.values()
-        )
-        return self._schedule.spares_s(standing, now, SPARES)
+        default_s = slo.tpot_s
+
+        def standing() -> Iterator[Standing]:
+            for r in self._queues.decoding.values():
+                yield Standing(r.first_s or now, r.num_output + r.in_flight, r.tpot_s or default_s)
+
+        return WorkedOutLater(lambda: self._schedule.spares_s(standing(), now, SPARES))
 
     def _share(self, lane: Lane) -> float:
         return self.shares[lane.name] if len(self.mode.lanes) > 1 else 1.0
@@ -278,6 +319,36 @@ class Core:
                     return True
         return False
 
+    # ---- steps that are bound to come
+
+    def steady(self, name: str) -> SteadyRun | None:
+        """If the next batch of lane ``name`` is bound to be the decodes of the one in flight, unless an event comes."""
+        lane, queues = self._lane(name), self._queues
+        if queues.waiting or queues.prefilling or len(lane.flights) != 1 or lane.ending or self._others_in_flight(lane):
+            return None
+        flight = lane.flights[0]
+        if not self._decodes_alone(lane) or flight.prefills or flight.decodes != list(queues.decoding.values()):
+            return None
+        if not all(request.plain for request in flight.decodes):
+            return None
+        run = SteadyRun(lane, self._binder, self._residency, self._offer, self._steady_landed)
+        return run if run.goes_on else None
+
+    def _decodes_alone(self, lane: Lane) -> bool:
+        return [spec for spec in self.mode.lanes if spec.decodes] == [lane.spec]
+
+    def _offer(self, lane: Lane, decode: Work, now: float) -> None:
+        self._now = now
+        self.gate.allow(Load(now, lane.name, decode, [], [], other_busy=False, other_ready=False))
+        self._follow_gate()
+
+    def _steady_landed(self, lane: Lane, flight: Flight, seconds: float, ended: list[Request], now: float) -> None:
+        self._outputs, self._now = [], now
+        self._account(lane, flight, seconds, now)
+        for request in ended:
+            self._end(request, "length", [TOKEN], "", now)
+        self._follow_gate()
+
     # ---- lanes and modes
 
     def _tuned(self, event: Tuned) -> None:
@@ -291,8 +362,8 @@ class Core:
 
     def _make_gate(self, mode: Mode) -> Gate:
         config = self.config
-        name = config.gate if config.gate in mode.gates else mode.gates[0]
-        return make_gate(name, config.limits, config.shares, config.slo, config.latency)
+        name = config.gate_of(mode)
+        return make_gate(name, config.limits, config.shares, config.slo, self.belief)
 
     def _lane(self, name: str) -> Lane:
         if name not in self.lanes:
@@ -342,6 +413,9 @@ class Core:
         when that lane's next step starts, so that the wait for it counts to TTFT and not to the gap that follows."""
         request.tokens.append(token)
         request.losses = 0
+        if request.plain and request.first_s is not None and len(request.tokens) < request.limit:
+            self._outputs.append(Output(request.id, [token]))
+            return
         finish = None
         if token in request.stop_ids:
             finish = "stop"
@@ -380,10 +454,10 @@ class Core:
         self._count(finish)
         self._outputs.append(Output(request.id, tokens, finish, reason, logprobs, self._cached(request)))
         if finish in ("stop", "length"):
-            first_s = now if request.first_s is None else request.first_s
+            first_s = self._told(request, now)
             tpot_s = (now - first_s) / max(1, request.num_output - 1)
             self._schedule.ended(request.num_output)
-            self.gate.ended(Ended(len(request.spec.prompt), first_s - request.arrived_s, tpot_s), now)
+            self.gate.ended(Ended(len(request.spec.prompt), first_s - request.arrived_s, tpot_s, first_s), now)
         self._let_go(request)
 
     def _release(self, request: Request, now: float) -> None:
@@ -391,8 +465,14 @@ class Core:
         assert request.held is not None
         self._outputs.append(request.held)
         request.held = None
+        self._told(request, now)
+
+    def _told(self, request: Request, now: float) -> float:
+        """When it was told its first token: that may be now."""
         if request.first_s is None:
             request.first_s = now
+            self.gate.first_token(now - request.arrived_s, now)
+        return request.first_s
 
     def _let_go(self, request: Request) -> None:
         if request.in_flight == 0:
@@ -414,6 +494,19 @@ class Core:
 
     # ---- readings
 
+    def predicted_ttft_s(self, prompt_tokens: int, now: float, priority: int = 0, ttft_s: float | None = None) -> float:
+        """Seconds to the first token of a prompt that would arrive now, none of it cached (``slo.admission``).
+        ``ttft_s``: its SLO, by which some orders place it; None: the engine's."""
+        if ttft_s is None:
+            ttft_s = self.config.slo.ttft_s if self.config.slo else PATIENCE_SECONDS
+        newcomer = Newcomer(now, now + ttft_s, 0, prompt_tokens)
+        return self._forecast.of(newcomer, priority, now, self._prefill_outlook()).ttft_s
+
+    def _prefill_outlook(self) -> Outlook:
+        spec = next(spec for spec in self.mode.lanes if "P" in spec.phases)
+        alone = not self._queues.decoding or len(self.mode.lanes) == 1
+        return self.gate.outlook(spec.name, alone)
+
     def stats(self) -> Stats:
         residency, blocks, config = self._residency, self._residency.blocks, self.config
         for lane in self.lanes.values():
@@ -426,6 +519,7 @@ class Core:
             waiting=len(self._queues.waiting),
             prefilling=len(self._queues.prefilling),
             decoding=len(self._queues.decoding),
+            predicted_ttft_s=self.predicted_ttft_s(round(self._forecast.mean_prompt_tokens), self._now),
             blocks_total=blocks.num_blocks,
             blocks_free=blocks.num_free,
             blocks_cached=blocks.num_cached,
@@ -445,5 +539,7 @@ class Core:
             slo_ttft_s=config.slo.ttft_s if config.slo else None,
             slo_tpot_s=config.slo.tpot_s if config.slo else None,
             slo_metric=str(config.slo.metric) if config.slo else "",
+            prediction_errors=self.belief.accuracy() if self.belief else {},
+            prediction_factors=self.belief.factors if self.belief else {},
             lanes={name: lane.stats for name, lane in self.lanes.items()},
         )

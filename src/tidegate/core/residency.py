@@ -51,6 +51,10 @@ class Residency:
             request.cached_tokens = request.skipped
         return True
 
+    def cached_tokens(self, request: Request) -> int:
+        """Of a waiting request, how many would be found in the prefix cache now."""
+        return len(self._match(request)) * self.block_size
+
     def grow(self, request: Request) -> bool:
         """One more block; False if there is none."""
         if not self.blocks.num_available:

@@ -11,6 +11,8 @@ from pathlib import Path
 
 import torch
 
+MOST_SHARES = 6
+
 
 @dataclass(frozen=True)
 class Part:
@@ -37,6 +39,12 @@ class CoreSets:
             return Part(self.cores[:split], 1.0)
         cores = self.cores[split:]
         return Part(cores, min(1.0, share * total / len(cores)))
+
+    def shares(self) -> tuple[float, ...]:
+        """Of prefill, that give each lane whole cores, those nearest to a half first; a half of a single core."""
+        total = len(self.cores)
+        shares = [cores / total for cores in range(1, total)] or [0.5]
+        return tuple(sorted(shares, key=lambda share: abs(share - 0.5)))[:MOST_SHARES]
 
 
 class ProcessPart:

@@ -51,8 +51,7 @@ class GpuMemory:
 
     def tensor(self, region: Region) -> torch.Tensor:
         dtype = getattr(torch, region.dtype)
-        flat = torch.as_tensor(_Bytes(self._address + region.offset_bytes, prod(region.shape) * dtype.itemsize))
-        return flat.view(dtype).view(region.shape)
+        return _at(self._address + region.offset_bytes, dtype, region.shape)
 
     def open_pool(self, spec: PoolSpec, regions: list[Region]) -> tuple[dict[str, torch.Tensor], Pool]:
         """The weights by name, and the pool's arrays. The block table is the host's: steps carry what they need."""
@@ -62,6 +61,17 @@ class GpuMemory:
         tensors["kv"].zero_()
         tensors["tokens"].zero_()
         return weights, Pool(spec, tensors["kv"], table, tensors["tokens"])
+
+
+def borrowed(tensor: torch.Tensor) -> torch.Tensor:
+    """A view of a contiguous tensor that does not keep its memory: for as long as somebody else sees to that."""
+    assert tensor.is_contiguous()
+    return _at(tensor.data_ptr(), tensor.dtype, tuple(tensor.shape))
+
+
+def _at(address: int, dtype: torch.dtype, shape: tuple[int, ...]) -> torch.Tensor:
+    flat = torch.as_tensor(_Bytes(address, prod(shape) * dtype.itemsize))
+    return flat.view(dtype).view(shape)
 
 
 class _Bytes:

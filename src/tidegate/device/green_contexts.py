@@ -4,12 +4,13 @@ A part is made by one split of the whole device, so a part and its rest are disj
 was made, and a CUDA graph where it was *captured*, whatever stream launches it.
 """
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from cuda.bindings import driver
 
 from tidegate.base.errors import ConfigError
+from tidegate.device.places import Part
 
 LEAST_SMS = 24  # matrix kernels that work in clusters fail on less (seen: cuBLAS on 12 SMs)
 QUANTUM_SMS = 8  # Hopper's driver splits in multiples of 8
@@ -23,32 +24,17 @@ def check(result: tuple[Any, ...]) -> Any:
     return values[0] if len(values) == 1 else tuple(values)
 
 
-class Part(NamedTuple):
-    """``first``: the first ``sms`` SMs; otherwise what a split of the device leaves when they are taken off."""
-
-    sms: int
-    first: bool
-
-
 class SmParts:
-    """Parts of one device, made on demand and kept."""
+    """Parts of one device, made on demand and kept. Implements ``device.places.Divisible``."""
 
     def __init__(self, device: int = 0) -> None:
         torch.cuda.init()
         torch.empty(1, device=f"cuda:{device}")  # the primary context must be there
         self._device = torch.device("cuda", device)
         self._handle = check(driver.cuDeviceGet(device))
-        kind = driver.CUdevResourceType.CU_DEV_RESOURCE_TYPE_SM
-        try:
-            self._resource = check(driver.cuDeviceGetDevResource(self._handle, kind))
-        except ConfigError as error:
-            raise ConfigError(
-                f"this driver can't divide the GPU between lanes ({error}): use --mode chunked"
-            ) from error
-        self.total: int = self._resource.sm.smCount
-        self.whole = Part(self.total, True)
-        self._streams: dict[Part, torch.cuda.Stream] = {self.whole: torch.cuda.Stream(self._device)}
-        self._contexts: list[Any] = []  # kept alive with their streams
+        self.total: int = torch.cuda.get_device_properties(device).multi_processor_count
+        self._resource: Any = None
+        self._contexts: dict[Part, Any] = {}  # kept alive for their streams
 
     def pair(self, share: float) -> tuple[Part, Part]:
         """The part nearest to ``share`` of the device, and its rest. Neither is smaller than ``LEAST_SMS``."""
@@ -57,19 +43,39 @@ class SmParts:
         steps = max(least, min(round(share * self.total / QUANTUM_SMS), most))
         return Part(steps * QUANTUM_SMS, True), Part(self.total - steps * QUANTUM_SMS, False)
 
-    def stream(self, part: Part) -> torch.cuda.Stream:
-        """The stream on which a part's kernels are launched and its graphs captured."""
-        if part not in self._streams:
+    def require(self) -> None:
+        """Raises ConfigError where this driver and device can't be divided."""
+        if self._resource is not None:
+            return
+        kind = driver.CUdevResourceType.CU_DEV_RESOURCE_TYPE_SM
+        try:
+            if self.total < 2 * LEAST_SMS:
+                raise ConfigError(f"it has {self.total} SMs, and a part needs {LEAST_SMS}")
+            self._resource = check(driver.cuDeviceGetDevResource(self._handle, kind))
+            self._context(self.pair(0.5)[0])
+        except (ConfigError, RuntimeError, AttributeError) as error:  # cuda-bindings: a symbol that the driver lacks
+            self._resource = None
+            raise ConfigError(
+                f"this driver can't divide the GPU between lanes ({error}): use --mode chunked or --sharing streams"
+            ) from error
+
+    def new_stream(self, part: Part | None = None, priority: int = 0) -> torch.cuda.Stream:
+        """A stream over a part, or over the whole device; kernels of graphs captured on it run there too. Lower numbers
+        of ``priority`` go first, 0 last."""
+        if part is None:
+            return torch.cuda.Stream(self._device, priority=priority)
+        flags = driver.CUstream_flags.CU_STREAM_NON_BLOCKING
+        stream = check(driver.cuGreenCtxStreamCreate(self._context(part), flags, priority))
+        return torch.cuda.ExternalStream(int(stream), device=self._device)
+
+    def _context(self, part: Part) -> Any:
+        self.require()
+        if part not in self._contexts:
             first = part.sms if part.first else self.total - part.sms
             groups, _, rest = check(driver.cuDevSmResourceSplitByCount(1, self._resource, 0, first))
             for taken, resource in ((True, groups[0]), (False, rest)):
-                self._streams[Part(first if taken else self.total - first, taken)] = self._make(resource)
-        return self._streams[part]
-
-    def _make(self, resource: Any) -> torch.cuda.Stream:
-        description = check(driver.cuDevResourceGenerateDesc([resource], 1))
-        flags = driver.CUgreenCtxCreate_flags.CU_GREEN_CTX_DEFAULT_STREAM
-        context = check(driver.cuGreenCtxCreate(description, self._handle, flags))
-        stream = check(driver.cuGreenCtxStreamCreate(context, driver.CUstream_flags.CU_STREAM_NON_BLOCKING, 0))
-        self._contexts.append(context)
-        return torch.cuda.ExternalStream(int(stream), device=self._device)
+                description = check(driver.cuDevResourceGenerateDesc([resource], 1))
+                flags = driver.CUgreenCtxCreate_flags.CU_GREEN_CTX_DEFAULT_STREAM
+                context = check(driver.cuGreenCtxCreate(description, self._handle, flags))
+                self._contexts[Part(first if taken else self.total - first, taken)] = context
+        return self._contexts[part]

@@ -18,6 +18,19 @@ from tidegate.kernels.triton_write_kv import write_kv
 INT_WORKSPACE_BYTES = 8 << 20
 
 
+def build(spec: ModelSpec, dtype: torch.dtype) -> None:
+    """Loads the kernels that rows of a model need; compiles them first where FlashInfer has not been given them."""
+    for backend in ("fa3", "fa2"):
+        _module(backend, spec, dtype)
+
+
+def _module(backend: str, spec: ModelSpec, dtype: torch.dtype) -> Any:
+    windowed = spec.sliding_window is not None
+    return get_batch_prefill_module(
+        backend, dtype, dtype, dtype, torch.int32, spec.head_dim, spec.head_dim, 0, windowed, False, False
+    )
+
+
 class PagedRows(NamedTuple):
     """Rows of one kind, as the kernels take them: int32 tensors on the device, filled before each replay."""
 
@@ -41,7 +54,7 @@ class Workspace:
         return self._staging[0]
 
     def serve(self, wrapper: Any) -> None:
-        """Makes a wrapper use the shared schedule instead of the one that it has just made for itself."""
+        """Makes a wrapper that has planned its shape use the shared schedule instead of its own."""
         wrapper._int_workspace_buffer = self.schedule
         wrapper._pin_memory_int_workspace_buffer = self._staging[0]
 
@@ -60,13 +73,14 @@ class PrefillRows:
             workspace.scratch, "NHD", use_cuda_graph=True, qo_indptr_buf=qo_indptr, paged_kv_indptr_buf=rows.indptr,
             paged_kv_indices_buf=rows.indices, paged_kv_last_page_len_buf=rows.last_block_len, backend="fa3",
         )  # fmt: skip
-        workspace.serve(self._wrapper)
-        self._module = get_batch_prefill_module(
-            "fa3", dtype, dtype, dtype, torch.int32, spec.head_dim, spec.head_dim, 0, self._window >= 0, False, False
-        )
+        self._module = _module("fa3", spec, dtype)
 
-    def plan_shape(self, num_rows: int) -> None:
-        """FlashInfer's own plan, once, before capture: it also sets what ``run`` reads on the host."""
+        self._plan_shape(len(rows.last_block_len))
+        workspace.serve(self._wrapper)
+
+    def _plan_shape(self, num_rows: int) -> None:
+        """FlashInfer's own plan, which also sets what ``run`` reads on the host. Its schedule goes to a buffer of the
+        wrapper's own, since a step that uses the shared one may be running."""
         spec, size = self._spec, self._block_size
         qo = torch.full((num_rows + 1,), self._num_tokens, dtype=torch.int32)
         qo[0] = 0
@@ -113,13 +127,13 @@ class DecodeRows:
             workspace.scratch, "NHD", use_cuda_graph=True, use_tensor_cores=True, paged_kv_indptr_buffer=rows.indptr,
             paged_kv_indices_buffer=rows.indices, paged_kv_last_page_len_buffer=rows.last_block_len, backend="fa2",
         )  # fmt: skip
-        workspace.serve(self._wrapper)
-        self._module = get_batch_prefill_module(
-            "fa2", dtype, dtype, dtype, torch.int32, spec.head_dim, spec.head_dim, 0, self._window >= 0, False, False
-        )
+        self._module = _module("fa2", spec, dtype)
 
-    def plan_shape(self) -> None:
-        """See ``PrefillRows.plan_shape``."""
+        self._plan_shape()
+        workspace.serve(self._wrapper)
+
+    def _plan_shape(self) -> None:
+        """See ``PrefillRows._plan_shape``."""
         spec, count = self._spec, self._num_rows
         self._wrapper.plan(
             torch.arange(count + 1, dtype=torch.int32), torch.zeros(count, dtype=torch.int32),

@@ -12,6 +12,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from tidegate.base.specs import ModelSpec
 from tidegate.kernels.attention import AttentionRows
+from tidegate.kernels.host_copies import to_device
 
 _MAX_QUERIES = 128  # a longer row is cut: the kernel computes every query-key pair of a piece, masked or not
 
@@ -30,12 +31,12 @@ class _Piece(NamedTuple):
 
 class TorchAttention:
     """``kernels.attention.Attention`` over ``kv [L, 2, num_blocks, block_size, Hkv, D]`` and a block table
-    ``int32 [max_num_seqs, max_blocks_per_seq]``, neither of which it owns."""
+    ``int32 [max_num_seqs, max_blocks_per_seq]``, neither of which it owns. The table may lie on the host."""
 
     def __init__(self, spec: ModelSpec, kv: torch.Tensor, table: torch.Tensor) -> None:
         self._window = spec.sliding_window
         self._table = table
-        self._block_size, self._dtype = kv.shape[3], kv.dtype
+        self._block_size, self._dtype, self._device = kv.shape[3], kv.dtype, kv.device
         self._blocks = [(layer[0], layer[1]) for layer in kv]  # [num_blocks, block_size, Hkv, D] each
         self._tokens = [(k.flatten(0, 1), v.flatten(0, 1)) for k, v in self._blocks]  # [tokens, Hkv, D] each
         self._heads = [(_heads_first(k), _heads_first(v)) for k, v in self._tokens]  # [1, Hkv, tokens, D] each
@@ -57,15 +58,15 @@ class TorchAttention:
 
     def _plan(self, rows: AttentionRows, longer_than: int) -> None:
         """Where every row writes, and pieces for the rows with more than ``longer_than`` queries."""
-        size, device = self._block_size, self._table.device
+        size = self._block_size
         starts, counts = np.asarray(rows.starts), np.asarray(rows.counts)
         widest = -(-int((starts + counts).max()) // size)
-        table = self._table[torch.tensor(rows.slots, device=device), :widest].cpu().numpy()
+        table = self._table[torch.tensor(rows.slots, device=self._table.device), :widest].cpu().numpy()
         firsts = np.cumsum(counts) - counts
         row_of = np.repeat(np.arange(len(counts)), counts)
         positions = np.arange(len(row_of)) + (starts - firsts)[row_of]
         written = table[row_of, positions // size].astype(np.int64) * size + positions % size
-        self._written = torch.from_numpy(written).to(device)
+        self._written = to_device(written, self._device)
         self._pieces, scattered, num_scattered = [], [], 0
         for blocks, first, start, count in zip(table, firsts.tolist(), rows.starts, rows.counts, strict=True):
             if count <= longer_than:
@@ -81,7 +82,7 @@ class TorchAttention:
             for done in range(0, count, _MAX_QUERIES):
                 part = min(_MAX_QUERIES, count - done)
                 self._pieces.append(self._piece(first + done, start + done, part, gathered, origin * size))
-        self._scattered = torch.from_numpy(np.concatenate(scattered)).to(device) if scattered else None
+        self._scattered = to_device(np.concatenate(scattered), self._device) if scattered else None
         if num_scattered > self._gathered.shape[1]:
             self._gathered = self._gathered.new_empty(2, num_scattered, *self._gathered.shape[2:])
 
@@ -90,7 +91,7 @@ class TorchAttention:
         num_keys = start + count - lowest
         mask = None
         if count > 1:
-            device = self._table.device
+            device = self._device
             query = torch.arange(start, start + count, device=device)[:, None]
             key = torch.arange(lowest, start + count, device=device)
             hidden = key > query if self._window is None else (key > query) | (key <= query - self._window)

@@ -4,6 +4,8 @@ import torch
 import triton
 import triton.language as tl
 
+from tidegate.kernels.host_copies import to_host
+
 
 @triton.jit
 def _sm_ids_kernel(ids, spins):
@@ -14,11 +16,21 @@ def _sm_ids_kernel(ids, spins):
     tl.store(ids + tl.program_id(0), tl.where(total < 0, sm + 1, sm))
 
 
-def sm_ids(stream: torch.cuda.Stream, device: torch.device) -> frozenset[int]:
-    """The SMs that programs of a kernel on ``stream`` ran on; waits for it."""
-    ids = torch.full((4096,), -1, dtype=torch.int32, device=device)
-    torch.cuda.current_stream(device).synchronize()
-    with torch.cuda.stream(stream):
-        _sm_ids_kernel[(4096,)](ids, 4000, num_warps=8)
-    stream.synchronize()
-    return frozenset(ids.tolist())
+class SmIds:
+    """The SMs that programs of a kernel on ``stream`` run on. Making one enqueues the kernel and does not wait."""
+
+    def __init__(self, stream: torch.cuda.Stream) -> None:
+        with torch.cuda.stream(stream):
+            ids = torch.full((4096,), -1, dtype=torch.int32, device=stream.device)
+            _sm_ids_kernel[(4096,)](ids, 4000, num_warps=8)
+            self._ids = to_host(ids)
+            self._done = torch.cuda.Event()
+            self._done.record(stream)
+
+    def known(self) -> frozenset[int] | None:
+        """None until the kernel has run."""
+        return frozenset(self._ids.tolist()) if self._done.query() else None
+
+    def wait(self) -> frozenset[int]:
+        self._done.synchronize()
+        return frozenset(self._ids.tolist())

@@ -1,14 +1,16 @@
 """What a device brings to a node: memory for a pool, lanes over it, and the traits that the core's settings need."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 from tidegate.base.errors import ConfigError
 from tidegate.base.specs import PoolSpec
+from tidegate.device.gpu import cuda_bindings_installed, nvidia_device_present, why_no_gpu
 from tidegate.models.sources import ModelSource
 from tidegate.node.config import EngineConfig
 from tidegate.node.lane_host import LaneHost
+from tidegate.policy.modes import LaneSpec
 from tidegate.slo.latency import Padding
 
 Progress = Callable[[str, float], None]
@@ -27,6 +29,7 @@ class Traits:
     padding: Padding  # of batches
     max_num_seqs: int  # where the user does not say
     max_num_batched_tokens: int  # the same
+    shares: tuple[float, ...] = (0.5, 0.7, 0.6, 0.8, 0.4, 0.25)  # of prefill, to choose among; the most useful first
 
 
 class Backend(Protocol):
@@ -53,25 +56,34 @@ class Backend(Protocol):
         """Called first. Raises ConfigError where the KV cache can't hold what was asked for."""
         ...
 
-    def open(self, lanes: list[str], progress: Progress) -> LaneHost:
+    def open(self, lanes: Sequence[LaneSpec], progress: Progress) -> LaneHost:
         """Reads the weights and starts the lanes."""
         ...
 
     def close(self) -> None: ...
 
 
-def make_backend(config: EngineConfig, source: ModelSource) -> Backend:
-    """The backend of ``--device``; "auto" is a GPU where there is one that torch can use."""
-    import torch
-
+def make_backend(config: EngineConfig, source: ModelSource, progress: Progress) -> Backend:
+    """The backend of ``--device``; "auto" is a GPU where there is one that torch can use. Says why not, where there is
+    one that it can't."""
     if config.device not in ("auto", "cpu", "cuda"):
         raise ConfigError(f"unknown device {config.device!r}; choose auto, cpu or cuda")
-    if config.device == "cuda" and not torch.cuda.is_available():
-        raise ConfigError("torch finds no GPU that it can use; --device cpu serves without one")
-    if config.device == "cpu" or not torch.cuda.is_available():
-        from tidegate.node.cpu_backend import CpuBackend
+    reason = "it was not asked for" if config.device == "cpu" else _why_no_gpu()
+    if reason is None:
+        from tidegate.node.gpu_backend import GpuBackend
 
-        return CpuBackend(config, source)
-    from tidegate.node.gpu_backend import GpuBackend
+        return GpuBackend(config, source)
+    if config.device == "cuda":
+        raise ConfigError(f"--device cuda: no GPU can be used: {reason}; --device cpu serves without one")
+    if config.device == "auto" and nvidia_device_present():
+        progress(f"serving without the GPU, which can't be used: {reason}", 0.0)
+    from tidegate.node.cpu_backend import CpuBackend
 
-    return GpuBackend(config, source)
+    return CpuBackend(config, source)
+
+
+def _why_no_gpu() -> str | None:
+    reason = why_no_gpu()
+    if reason is None and not cuda_bindings_installed():
+        return "cuda-bindings is not installed: pip install 'tidegate[cuda]'"
+    return reason

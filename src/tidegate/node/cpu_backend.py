@@ -1,5 +1,9 @@
 """A machine without a GPU: weights and KV in a memory file, lanes as processes on sets of cores."""
 
+from collections.abc import Sequence
+from dataclasses import replace
+
+from tidegate.base.errors import ConfigError
 from tidegate.base.specs import PoolSpec
 from tidegate.device.core_sets import CoreSets
 from tidegate.device.memory import SharedMemory, lay_out, region_bytes
@@ -11,6 +15,7 @@ from tidegate.node.config import EngineConfig
 from tidegate.node.lane_host import LaneHost
 from tidegate.node.process_lanes import ProcessLanes
 from tidegate.node.sizing import host_kv_bytes, pool_of
+from tidegate.policy.modes import LaneSpec
 from tidegate.slo.latency import Padding
 
 FLOAT_BYTES = 4
@@ -31,8 +36,14 @@ class CpuBackend:
     sharing = "core sets"
 
     def __init__(self, config: EngineConfig, source: ModelSource) -> None:
+        if config.dtype not in ("auto", "float32"):
+            raise ConfigError(f"--dtype {config.dtype} needs a GPU: without one, models compute in float32")
+        if config.sharing != "auto":
+            raise ConfigError(f"--sharing {config.sharing} needs a GPU: without one, lanes divide the cores (auto)")
         self._source = source
-        self._cores = CoreSets(config.cores).cores
+        cores = CoreSets(config.cores)
+        self._cores = cores.cores
+        self.traits = replace(self.traits, shares=cores.shares())
         self._stored = stored(source.spec, config.quantization)
         self.weight_bytes = stored_bytes(source.spec, config.quantization)
         self.kv_bytes = 0
@@ -48,7 +59,7 @@ class CpuBackend:
         self._pool_spec = pool_of(self._source.spec, config, room, FLOAT_BYTES, "float32", self.traits.max_num_seqs)
         return self._pool_spec
 
-    def open(self, lanes: list[str], progress: Progress) -> LaneHost:
+    def open(self, lanes: Sequence[LaneSpec], progress: Progress) -> LaneHost:
         assert self._pool_spec is not None
         spec, pool_spec, cores = self._source.spec, self._pool_spec, self._cores
         regions, num_bytes = lay_out(spec, pool_spec, self._stored)
@@ -56,7 +67,7 @@ class CpuBackend:
         memory = SharedMemory.create(num_bytes)
         self._lanes = host = ProcessLanes(memory.fd)
         for lane in lanes:
-            host.start(lane)  # they import while the weights are read
+            host.start(lane.name)  # they import while the weights are read
         weights, pool = memory.open_pool(pool_spec, regions)
         load(self._source, weights, lambda fraction: progress("loading weights", fraction))
         progress("starting lanes", 0.0)

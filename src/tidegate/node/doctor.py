@@ -1,7 +1,6 @@
 """What this machine offers, what Tidegate will use of it, and why: ``tidegate doctor``."""
 
 import importlib.metadata
-import importlib.util
 import os
 import platform
 from collections.abc import Iterator
@@ -9,6 +8,7 @@ from collections.abc import Iterator
 import torch
 
 from tidegate.base.errors import ConfigError
+from tidegate.device.gpu import cuda_bindings_installed, why_no_gpu
 from tidegate.node.sizing import memory_bytes
 
 
@@ -19,8 +19,9 @@ def report() -> Iterator[tuple[str, str]]:
     yield "torch", f"{torch.__version__}, CUDA {torch.version.cuda or 'not built in'}"
     yield "cpu", f"{cores} cores, {torch.backends.cpu.get_cpu_capability()}"
     yield "memory", f"{memory_bytes('MemTotal') / 2**30:.1f} GiB, {memory_bytes('MemAvailable') / 2**30:.1f} GiB free"
-    if not torch.cuda.is_available():
-        yield "gpu", _why_no_gpu()
+    reason = why_no_gpu()
+    if reason is not None:
+        yield "gpu", f"none used: {reason}"
         yield "lanes", "processes over one memory file, each on its own cores"
         yield "sharing", _core_sharing(cores)
         return
@@ -33,14 +34,9 @@ def report() -> Iterator[tuple[str, str]]:
     yield "gpu memory", f"{total / 2**30:.1f} GiB, {free / 2**30:.1f} GiB free"
     yield "flashinfer", _version("flashinfer-python") or "not installed: pip install 'tidegate[cuda]'"
     yield "triton", _version("triton") or "not installed"
-    yield "lanes", "threads of one process, each step one CUDA graph"
+    steps = "each step one CUDA graph" if _version("flashinfer-python") else "step by step, kernel by kernel: slow"
+    yield "lanes", f"threads of one process, {steps}"
     yield "sharing", _green_contexts()
-
-
-def _why_no_gpu() -> str:
-    if torch.version.cuda is None:
-        return "none used: this torch is a CPU build"
-    return "none that torch can use: is there a driver (nvidia-smi), and does it support this CUDA?"
 
 
 def _core_sharing(cores: int) -> str:
@@ -50,17 +46,17 @@ def _core_sharing(cores: int) -> str:
 
 
 def _green_contexts() -> str:
-    if importlib.util.find_spec("cuda.bindings") is None:
+    if not cuda_bindings_installed():
         return "cuda-bindings is not installed: pip install 'tidegate[cuda]'"
     from tidegate.device.green_contexts import LEAST_SMS, QUANTUM_SMS, SmParts
-    from tidegate.kernels.triton_sm_ids import sm_ids
+    from tidegate.kernels.triton_sm_ids import SmIds
 
     try:
         parts = SmParts()
         first, rest = parts.pair(0.5)
-        ours, theirs = (len(sm_ids(parts.stream(part), torch.device("cuda", 0))) for part in (first, rest))
+        ours, theirs = (len(SmIds(parts.new_stream(part)).wait()) for part in (first, rest))
     except ConfigError as error:
-        return f"not to be had ({error}): serve with --mode chunked"
+        return f"by streams only: {error}"
     return (
         f"green contexts, in steps of {QUANTUM_SMS} SMs, at least {LEAST_SMS} each; "
         f"half and half was tried: {ours} and {theirs} SMs"

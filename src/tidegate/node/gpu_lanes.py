@@ -1,7 +1,7 @@
 """Lanes as threads over one GPU: each prepares and enqueues its batches, and a second thread waits for them.
 
-Both lanes hold the interpreter only to prepare a step and to launch one graph; waiting is done without it. A lane says
-when its batch is about to end (``BatchEnding``), early enough for the next one to be prepared and enqueued behind it.
+Both lanes hold the interpreter only to prepare a step and to launch it; waiting is done without it. A lane says when
+its batch is about to end (``BatchEnding``), early enough for the next one to be prepared and enqueued behind it.
 """
 
 import os
@@ -9,35 +9,55 @@ import queue
 import threading
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import torch
 
 from tidegate.base.batch import Batch
 from tidegate.base.clock import now_s
+from tidegate.base.errors import ConfigError
 from tidegate.base.events import BatchDone, BatchEnding, Event, LaneGone, LaneReady
-from tidegate.base.specs import ModelSpec
-from tidegate.device.green_contexts import Part, SmParts
+from tidegate.device.places import Place
 from tidegate.device.pool import Pool
 from tidegate.node.foresight import Foresight
-from tidegate.runner.gpu_runner import Enqueued, GpuRunner
+from tidegate.node.lane_host import LaneReading
+from tidegate.node.moves import Moves
 from tidegate.runner.inputs import apply_tables
-from tidegate.runner.step_graph import Scratch, StepShape
+from tidegate.runner.lane_runner import Enqueued, LaneRunner
+from tidegate.runner.shapes import StepShape, shape_for
+
+PAUSE_SECONDS = 0.02  # without a batch, after which a lane takes the time to capture a graph
 
 Post = Callable[[Event], None]
+CountSms = Callable[[], int]  # 0 while it is not known
+
+
+@dataclass(frozen=True)
+class LanePlan:
+    """What a lane starts with."""
+
+    make: Callable[[], LaneRunner]
+    place: Callable[[float], Place]  # where it runs that has this share
+    share: float  # its own while another lane runs; 1 for the only lane
+    ladder: Sequence[StepShape]  # prepared for the whole device before it serves
+    beside: Sequence[StepShape]  # the same for its own place; what it runs there
+    progress: Callable[[float], None]
+    count_sms: Callable[[Place], CountSms]
+    reserved_bytes: Callable[[], int]  # of the device's memory, by all lanes
 
 
 class LaneThreads:
     """One lane: a thread that enqueues and a thread that collects, in order."""
 
-    def __init__(
-        self, name: str, make: Callable[[], GpuRunner], parts: SmParts, first: bool, table: torch.Tensor, post: Post
-    ) -> None:
-        self._name, self._make, self._parts, self._first = name, make, parts, first
-        self._table, self._post = table, post
-        self._inbox: queue.SimpleQueue[Batch | None] = queue.SimpleQueue()
-        self._enqueued: queue.SimpleQueue[tuple[Enqueued, tuple[StepShape, Part], float] | None] = queue.SimpleQueue()
+    def __init__(self, name: str, plan: LanePlan, starting: threading.Lock, post: Post) -> None:
+        self._name, self._plan, self._starting, self._post = name, plan, starting, post
+        self._inbox: queue.SimpleQueue[Batch | float | None] = queue.SimpleQueue()  # a float is a share to prepare
+        self._enqueued: queue.SimpleQueue[tuple[Enqueued, tuple[StepShape, Place], float] | None] = queue.SimpleQueue()
         self._foresight = Foresight()
+        self._moves: Moves | None = None
+        self._sms: dict[Place, CountSms] = {}
+        self._extra_bytes = 0
         self._threads = [
             threading.Thread(target=self._guard, args=(work,), name=f"lane-{name}-{work.__name__}", daemon=True)
             for work in (self._enqueue, self._collect)
@@ -48,29 +68,77 @@ class LaneThreads:
     def launch(self, batch: Batch) -> None:
         self._inbox.put(batch)
 
+    def prepare_share(self, share: float) -> None:
+        self._inbox.put(share)
+
+    def reading(self, alone: bool) -> LaneReading:
+        if self._moves is None:
+            return LaneReading()
+        place = self._plan.place(1.0) if alone else self._moves.in_force
+        count = self._sms.get(place)
+        return LaneReading(count() if count else 0, self._extra_bytes)
+
     def close(self) -> None:
         self._inbox.put(None)
         for thread in self._threads:
             thread.join()
 
-    def _part(self, share: float) -> Part:
-        if share >= 1.0:
-            return self._parts.whole
-        return self._parts.pair(share)[0] if self._first else self._parts.pair(1.0 - share)[1]
+    # ---- the thread that enqueues
 
     def _enqueue(self) -> None:
-        runner = self._runner = self._make()
+        with self._starting:  # one lane at a time, so that what each adds to the memory in use can be told
+            before = self._plan.reserved_bytes()
+            runner, moves = self._start()
+            self._extra_bytes = self._plan.reserved_bytes() - before
+        self._moves = moves
         self._post(LaneReady(self._name))
-        table = self._table.numpy()
-        while (batch := self._inbox.get()) is not None:
-            came = now_s()
-            part = self._part(batch.share)
-            shape = runner.shape_for(batch.num_prefill_tokens, len(batch.decode_slots))
-            enqueued = runner.enqueue(batch, table, part)
-            ready = now_s()
-            self._foresight.prepared(ready - came)
-            self._enqueued.put((enqueued, (shape, part), ready))
-        self._enqueued.put(None)
+        busy = False  # a batch has just been enqueued: the device has work for the length of a step
+        while True:
+            capture = moves.next()
+            try:
+                item = self._inbox.get(timeout=(0 if busy else PAUSE_SECONDS) if capture else None)
+            except queue.Empty:
+                assert capture is not None
+                runner.prepare(*capture)
+                moves.captured()
+                busy = False
+                continue
+            if item is None:
+                break
+            busy = isinstance(item, Batch)
+            if isinstance(item, Batch):
+                self._run(runner, moves, item)
+            else:
+                moves.aim(self._place(item))
+
+    def _start(self) -> tuple[LaneRunner, Moves]:
+        plan = self._plan
+        runner = plan.make()
+        whole, beside = self._place(1.0), self._place(plan.share)
+        wanted = [(shape, whole) for shape in plan.ladder]
+        if beside is not whole:
+            wanted += [(shape, beside) for shape in plan.beside]
+        for i, (shape, place) in enumerate(wanted):
+            runner.prepare(shape, place)
+            plan.progress((i + 1) / len(wanted))
+        return runner, Moves(runner.prepared, plan.beside, whole, beside)
+
+    def _run(self, runner: LaneRunner, moves: Moves, batch: Batch) -> None:
+        came = now_s()
+        shape = shape_for(batch.num_prefill_tokens, len(batch.decode_slots))
+        place = moves.place_for(shape, self._place(batch.share))
+        enqueued = runner.enqueue(batch, place)
+        ready = now_s()
+        self._foresight.prepared(ready - came)
+        self._enqueued.put((enqueued, (shape, place), ready))
+
+    def _place(self, share: float) -> Place:
+        place = self._plan.place(share)
+        if place not in self._sms:
+            self._sms[place] = self._plan.count_sms(place)
+        return place
+
+    # ---- the thread that collects
 
     def _collect(self) -> None:
         free = now_s()  # when the lane's stream became, or will become, free
@@ -81,7 +149,7 @@ class LaneThreads:
             if wait > 0:
                 time.sleep(wait)
             self._post(BatchEnding(self._name, enqueued.batch_id))
-            result = self._runner.collect(enqueued)
+            result = enqueued.collect()
             free = now_s()
             self._foresight.observed(kind, result.seconds)
             self._post(BatchDone(self._name, result))
@@ -90,32 +158,47 @@ class LaneThreads:
         """A device that has failed can't be used again from this process: there is no starting the lane anew."""
         try:
             work()
+        except ConfigError as error:
+            self._post(LaneGone(self._name, str(error), config=True))
+        except torch.OutOfMemoryError:
+            traceback.print_exc()
+            reason = (
+                f"the GPU's memory did not suffice for what lane {self._name} computes with (graphs, activations): "
+                f"lower --gpu-memory-utilization, --max-num-batched-tokens or --max-num-seqs"
+            )
+            self._post(LaneGone(self._name, reason, config=True))
         except Exception as error:
             traceback.print_exc()
             self._post(LaneGone(self._name, f"{type(error).__name__}: {error}"))
+        finally:
+            self._enqueued.put(None)  # no more will come: the other thread ends too
 
 
 class GpuLanes:
     """Implements ``LaneHost``."""
 
-    def __init__(
-        self, spec: ModelSpec, weights: dict[str, torch.Tensor], pool: Pool, scratch: Scratch, parts: SmParts,
-        prepare: Callable[[str, GpuRunner], None],
-    ) -> None:  # fmt: skip
-        self._model, self._pool, self._parts = (spec, weights), pool, parts
-        self._scratch, self._prepare = scratch, prepare
+    def __init__(self, pool: Pool, plan: Callable[[str], LanePlan]) -> None:
+        self._pool, self._plan = pool, plan
+        self._starting = threading.Lock()
         self._lanes: dict[str, LaneThreads] = {}
         self._events: queue.SimpleQueue[Event] = queue.SimpleQueue()
         self._bell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
 
     def start(self, lane: str) -> None:
         if lane not in self._lanes:
-            make = lambda: self._runner(lane)  # noqa: E731
-            self._lanes[lane] = LaneThreads(lane, make, self._parts, lane == "P", self._pool.table, self._post)
+            self._lanes[lane] = LaneThreads(lane, self._plan(lane), self._starting, self._post)
 
     def launch(self, lane: str, batch: Batch) -> None:
         apply_tables(self._pool.table, batch.tables)
         self._lanes[lane].launch(batch)
+
+    def prepare_shares(self, shares: dict[str, float]) -> None:
+        for lane, share in shares.items():
+            if lane in self._lanes:
+                self._lanes[lane].prepare_share(share)
+
+    def reading(self, lane: str, alone: bool) -> LaneReading:
+        return self._lanes[lane].reading(alone) if lane in self._lanes else LaneReading()
 
     def watch(self, register: Callable[[int, Callable[[], list[Event]]], None], forget: Callable[[int], None]) -> None:
         register(self._bell, self._receive)
@@ -127,12 +210,6 @@ class GpuLanes:
         for lane in self._lanes.values():
             lane.close()
         self._lanes.clear()
-
-    def _runner(self, lane: str) -> GpuRunner:
-        spec, weights = self._model
-        runner = GpuRunner(spec, weights, self._pool, self._scratch, self._parts)
-        self._prepare(lane, runner)
-        return runner
 
     def _post(self, event: Event) -> None:
         self._events.put(event)

@@ -1,10 +1,17 @@
 """The seam between the node's loop and its lanes: processes here, threads on a GPU."""
 
 from collections.abc import Callable
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from tidegate.base.batch import Batch
 from tidegate.base.events import Event
+
+
+class LaneReading(NamedTuple):
+    """What a lane really has of the device; 0 where that is not known or means nothing."""
+
+    sms: int = 0
+    extra_memory_bytes: int = 0  # graphs, workspaces and activations
 
 
 class LaneHost(Protocol):
@@ -16,6 +23,14 @@ class LaneHost(Protocol):
 
     def launch(self, lane: str, batch: Batch) -> None:
         """Applies the batch's block-table updates to the pool, then gives it to the lane."""
+        ...
+
+    def prepare_shares(self, shares: dict[str, float]) -> None:
+        """Lanes will soon be given batches with these shares: make ready without delaying what runs."""
+        ...
+
+    def reading(self, lane: str, alone: bool) -> LaneReading:
+        """Of a lane that has the device to itself, or divides it with another. Never blocks."""
         ...
 
     def watch(self, register: Callable[[int, Callable[[], list[Event]]], None], forget: Callable[[int], None]) -> None:

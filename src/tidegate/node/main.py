@@ -12,8 +12,11 @@ import socket
 import sys
 from pathlib import Path
 
+import msgspec
+
 from tidegate.base.clock import now_s
 from tidegate.base.errors import ConfigError, TidegateError
+from tidegate.base.events import Event, LaneReady
 from tidegate.base.specs import PoolSpec
 from tidegate.core.config import CoreConfig
 from tidegate.core.core import Core
@@ -23,8 +26,10 @@ from tidegate.node import wire
 from tidegate.node.backend import Traits, make_backend
 from tidegate.node.config import EngineConfig
 from tidegate.node.node import Node, OnEvent
+from tidegate.node.predictions import Subject
 from tidegate.policy.modes import MODES
-from tidegate.slo.latency import rough
+from tidegate.slo.gates import predicts
+from tidegate.slo.latency import LatencyModel
 
 
 def run(channel: wire.Channel, config: EngineConfig) -> None:
@@ -39,15 +44,20 @@ def run(channel: wire.Channel, config: EngineConfig) -> None:
     source = open_model(config.model, config.load_format, config.seed)
     tokenizer = source.tokenizer_dir or source.gguf_file
     channel.send(wire.ModelFound(str(tokenizer) if tokenizer else None))
-    backend = make_backend(config, source)
+    backend = make_backend(config, source, progress)
     pool = backend.size_pool(config)
-    core = Core(core_config(config, backend.traits, source.spec.vocab_size, pool))
+    mode = MODES[config.mode]
+    subject = Subject(config, mode, source.spec, pool, backend)
+    predictions = subject.given() or subject.guess()
+    settings = core_config(config, backend.traits, source.spec.vocab_size, pool, predictions.model)
+    Core(settings)  # raises ConfigError for what does not go together, before anything is loaded
+    predicting = predicts(settings.gate_of(mode))
 
     def ready() -> wire.EngineInfo:
         return wire.EngineInfo(
             model=source.spec,
             pool=pool,
-            mode=core.mode.name,
+            mode=mode.name,
             modes=list(MODES),
             max_model_len=pool.max_model_len,
             weight_bytes=backend.weight_bytes,
@@ -56,20 +66,31 @@ def run(channel: wire.Channel, config: EngineConfig) -> None:
             sharing=backend.sharing,
             start_seconds=now_s() - start,
             lane_pids=lanes.pids(),
+            predictions=predictions.source if predicting else "",
         )
 
     try:
-        lanes = backend.open([lane.name for lane in core.mode.lanes], progress)
+        lanes = backend.open(mode.lanes, progress)
+        up: list[Event] = []
+        if not predictions.source:
+            predictions = subject.kept() or predictions
+        if predicting and not predictions.source:
+            predictions = subject.measure(lanes, progress)
+            up = [LaneReady(lane.name) for lane in mode.lanes]
+        settings = msgspec.structs.replace(settings, latency=predictions.model)
+        core = Core(settings)
         with contextlib.ExitStack() as stack:
             on_event: OnEvent = core.on_event
             if config.record is not None:
                 on_event = Recorder(core, stack.enter_context(Path(config.record).open("wb"))).on_event
-            Node(core, on_event, lanes, channel).run(ready)
+            Node(core, on_event, lanes, channel).run(ready, up)
     finally:
         backend.close()
 
 
-def core_config(config: EngineConfig, traits: Traits, vocab_size: int, pool: PoolSpec) -> CoreConfig:
+def core_config(
+    config: EngineConfig, traits: Traits, vocab_size: int, pool: PoolSpec, latency: LatencyModel
+) -> CoreConfig:
     return CoreConfig(
         num_blocks=pool.num_blocks,
         block_size=pool.block_size,
@@ -83,10 +104,11 @@ def core_config(config: EngineConfig, traits: Traits, vocab_size: int, pool: Poo
         order=config.order or ("slack" if config.slo else "shortest"),
         gate=config.gate,
         slo=config.slo,
-        latency=rough(traits.prefill_tokens_per_s),
+        latency=latency,
         prefix_caching=config.prefix_caching,
         prefix_secret=os.urandom(32),
         max_waiting=config.max_waiting,
+        reject_unreachable=config.reject_unreachable,
         slice_seconds=config.slice_ms / 1e3 if config.slice_ms is not None else traits.slice_seconds,
         min_slice_tokens=traits.min_slice_tokens,
         slice_quantum_tokens=traits.slice_quantum_tokens,

@@ -3,7 +3,7 @@
 import logging
 import selectors
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from tidegate.base.clock import now_s
@@ -20,9 +20,11 @@ from tidegate.base.events import (
     LaneReady,
     Launch,
     ModeSet,
+    Resize,
     SharesSet,
     Wake,
 )
+from tidegate.base.stats import Stats
 from tidegate.core.config import check_shares
 from tidegate.core.core import Core
 from tidegate.node import wire
@@ -62,15 +64,17 @@ class Node:
         self._mode_asked: list[wire.Ask] = []  # answered once their mode is in force
         self._running = True
 
-    def run(self, ready: Callable[[], wire.EngineInfo]) -> None:
+    def run(self, ready: Callable[[], wire.EngineInfo], earlier: Sequence[Event] = ()) -> None:
         """Serves until told to shut down or until the server is gone. Tells the server ``ready()`` once all lanes of
-        the mode are up; raises ConfigError if they can't be brought up."""
+        the mode are up; raises ConfigError if they can't be brought up. ``earlier``: what lanes have told before."""
         self._selector.register(self._server, selectors.EVENT_READ, self._from_server)
         self._lanes.watch(
             lambda fd, receive: void(self._selector.register(fd, selectors.EVENT_READ, receive)),
             lambda fd: void(self._selector.unregister(fd)),
         )
-        told = False
+        for event in earlier:
+            self._handle(event)
+        told = self._tell(ready)
         while self._running:
             for key, mask in self._selector.select():
                 if mask & selectors.EVENT_WRITE:
@@ -78,10 +82,15 @@ class Node:
                 if mask & selectors.EVENT_READ:
                     for event in key.data():
                         self._handle(event)
-            if not told and all(self._core.lanes[spec.name].alive for spec in self._core.mode.lanes):
-                told = True
-                self._server.send(wire.Ready(ready()))
+            told = told or self._tell(ready)
             self._watch_server_writes()
+
+    def _tell(self, ready: Callable[[], wire.EngineInfo]) -> bool:
+        """Whether the lanes of the mode are up, and the server knows it now."""
+        up = all(self._core.lanes[spec.name].alive for spec in self._core.mode.lanes)
+        if up:
+            self._server.send(wire.Ready(ready()))
+        return up
 
     def _handle(self, event: Event) -> None:
         for action in self._on_event(event, now_s()):
@@ -90,12 +99,15 @@ class Node:
                     self._lanes.launch(lane, batch)
                 case Emit(outputs):
                     self._server.send(wire.Outputs(outputs))
+                case Resize(shares) if len(self._core.mode.lanes) > 1:
+                    self._lanes.prepare_shares(shares)
                 case Wake(lane):
                     self._lanes.start(lane)
         if isinstance(event, LaneLost):
             self._restart(event)
         elif isinstance(event, LaneGone):
-            self._server.send(wire.Fatal(f"lane {event.lane} could not be kept running: {event.reason}"))
+            said = event.reason if event.config else f"lane {event.lane} could not be kept running: {event.reason}"
+            self._server.send(wire.Fatal(said, config=event.config))
             self._running = False
         elif isinstance(event, LaneReady):
             log.info("lane %s is up", event.lane)
@@ -143,17 +155,25 @@ class Node:
             if ask.reset_prefix_cache:
                 self._handle(CacheReset())
         except ConfigError as error:
-            self._server.send(wire.Reply(ask.seq, self._core.stats(), str(error)))
+            self._server.send(wire.Reply(ask.seq, self._stats(), str(error)))
             return
-        self._server.send(wire.Reply(ask.seq, self._core.stats()))
+        self._server.send(wire.Reply(ask.seq, self._stats()))
+
+    def _stats(self) -> Stats:
+        """The core's, and what only lanes know."""
+        stats = self._core.stats()
+        alone = len(self._core.mode.lanes) == 1
+        for name, lane in stats.lanes.items():
+            lane.sms, lane.extra_memory_bytes = self._lanes.reading(name, alone)
+        return stats
 
     def _answer_modes(self) -> None:
         waiting = []
         for ask in self._mode_asked:
             if self._core.mode.name == ask.mode:
-                self._server.send(wire.Reply(ask.seq, self._core.stats()))
+                self._server.send(wire.Reply(ask.seq, self._stats()))
             elif ask is not self._mode_asked[-1]:
-                self._server.send(wire.Reply(ask.seq, self._core.stats(), "another change of mode came in between"))
+                self._server.send(wire.Reply(ask.seq, self._stats(), "another change of mode came in between"))
             else:
                 waiting.append(ask)
         self._mode_asked = waiting

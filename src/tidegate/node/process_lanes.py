@@ -15,6 +15,7 @@ from tidegate.base.batch import Batch
 from tidegate.base.events import BatchDone, Event, LaneLost, LaneReady
 from tidegate.device.pool import Pool
 from tidegate.node import wire
+from tidegate.node.lane_host import LaneReading
 from tidegate.runner.inputs import apply_tables
 
 CLOSE_SECONDS = 2.0  # a lane that is killed loses nothing; well within what the engine itself is given to close
@@ -96,6 +97,12 @@ class ProcessLanes:
         child = self._children.get(lane)
         if child is not None:  # otherwise its loss is about to be told
             child.channel.send(wire.RunBatch(batch))
+
+    def prepare_shares(self, shares: dict[str, float]) -> None:
+        pass  # moving to other cores takes no preparation
+
+    def reading(self, lane: str, alone: bool) -> LaneReading:
+        return LaneReading()
 
     def watch(self, register: Callable[[int, Callable[[], list[Event]]], None], forget: Callable[[int], None]) -> None:
         self._register, self._forget = register, forget

@@ -1,12 +1,15 @@
 """How much KV an engine gets, and the longest sequence that follows from it."""
 
 from pathlib import Path
+from typing import NamedTuple
 
 from tidegate.base.errors import ConfigError
 from tidegate.base.specs import ModelSpec, PoolSpec
 from tidegate.node.config import EngineConfig
 
-DEFAULT_KV_BYTES = 4 << 30
+DEFAULT_UTILIZATION = 0.9  # of a GPU's memory
+GPU_RESERVED_BYTES = 6 << 30  # graphs, activations and workspaces of two lanes
+DEFAULT_KV_BYTES = 4 << 30  # where there is no GPU
 MEMORY_FRACTION = 0.4  # of the free memory that KV takes at most, unless the user says how much
 
 
@@ -31,6 +34,72 @@ def pool_of(
             f"room for {capacity} tokens: lower --max-model-len or raise --kv-cache-memory-bytes"
         )
     return PoolSpec(num_blocks, config.block_size, seqs, max_model_len, dtype)
+
+
+class DeviceMemory(NamedTuple):
+    """Of a GPU. What is not free, another process has."""
+
+    free_bytes: int
+    total_bytes: int
+
+
+def gpu_pool(
+    model: ModelSpec, config: EngineConfig, memory: DeviceMemory, weight_bytes: int, dtype: str, most_seqs: int
+) -> PoolSpec:
+    """The pool of a GPU, for ``weight_bytes`` of weights and a KV cache of the same ``dtype``.
+
+    Raises ConfigError where memory does not suffice, saying how much is short and what to change.
+    """
+    if config.max_num_seqs is not None and config.max_num_seqs > most_seqs:
+        raise ConfigError(f"--max-num-seqs {config.max_num_seqs} is too large: on a GPU it can be at most {most_seqs}")
+    element_bytes = {"float32": 4}.get(dtype, 2)
+    spec = pool_of(model, config, _gpu_kv_bytes(config, memory, weight_bytes, dtype), element_bytes, dtype, most_seqs)
+    block_bytes = model.kv_elements_per_token * element_bytes * config.block_size
+    asked, left = spec.num_blocks * block_bytes, memory.free_bytes - weight_bytes - GPU_RESERVED_BYTES
+    if asked > left:
+        flag = "--num-gpu-blocks-override" if config.num_blocks is not None else "--kv-cache-memory-bytes"
+        raise ConfigError(
+            f"{flag} asks for {_gib(asked)} of KV cache, {_gib(asked - left)} more than there is: "
+            f"{_needs(weight_bytes, dtype)}, and {_gib(memory.free_bytes)} of the GPU's memory are free; "
+            f"lower it to at most {left // block_bytes} blocks ({_gib(left)})"
+        )
+    return spec
+
+
+def _gpu_kv_bytes(config: EngineConfig, memory: DeviceMemory, weight_bytes: int, dtype: str) -> int:
+    fraction = DEFAULT_UTILIZATION if config.gpu_memory_utilization is None else config.gpu_memory_utilization
+    if not 0 < fraction <= 1:
+        raise ConfigError(f"--gpu-memory-utilization {fraction} is not a fraction: give a number over 0 and up to 1")
+    free, total = memory
+    needed = weight_bytes + GPU_RESERVED_BYTES
+    needs = _needs(weight_bytes, dtype)
+    if needed >= total:
+        smaller = "take a smaller model" if dtype != "float32" else "take a smaller model, or --dtype bfloat16"
+        raise ConfigError(f"{needs}: that is {_gib(needed - total)} more than the GPU has ({_gib(total)}); {smaller}")
+    if needed >= free:
+        raise ConfigError(
+            f"{needs}: that is {_gib(needed - free)} more than is free on the GPU ({_gib(free)} of {_gib(total)}); "
+            f"end what else uses it, or take a smaller model"
+        )
+    if config.num_blocks is not None:
+        return 0  # is not asked for
+    if config.kv_cache_memory_bytes is not None:
+        return config.kv_cache_memory_bytes
+    room = int(min(total * fraction, free)) - needed
+    if room <= 0:
+        raise ConfigError(
+            f"{needs}: with --gpu-memory-utilization {fraction:g}, of {_gib(total)}, that leaves no room for KV "
+            f"({_gib(-room)} short); raise it to more than {needed / total:.2f}"
+        )
+    return room
+
+
+def _needs(weight_bytes: int, dtype: str) -> str:
+    return f"the weights need {_gib(weight_bytes)} in {dtype} and {_gib(GPU_RESERVED_BYTES)} are kept for graphs"
+
+
+def _gib(num_bytes: int) -> str:
+    return f"{num_bytes / 2**30:.1f} GiB"
 
 
 def host_kv_bytes(config: EngineConfig, weight_bytes: int) -> int:

@@ -95,6 +95,7 @@ class EngineInfo(msgspec.Struct, frozen=True):
     sharing: str  # for people: "core sets"
     start_seconds: float
     lane_pids: dict[str, int]
+    predictions: str = ""  # for people: where they come from and how good they are; "" where nobody needs any
 
 
 class Ready(msgspec.Struct, tag="ready"):

@@ -4,7 +4,9 @@ from collections.abc import Sequence
 from itertools import cycle, islice
 from typing import NamedTuple
 
+from tidegate.base.errors import ConfigError
 from tidegate.bench.plan import find_workload
+from tidegate.bench.traces import Trace
 from tidegate.bench.workloads import Request, Workload, source
 from tidegate.slo.latency import Work
 
@@ -59,8 +61,10 @@ class Demand:
         workload = find_workload(name)
         if isinstance(workload, Workload):
             drawn: Sequence[Request] = list(islice(workload.requests(source(seed)), SAMPLE))
-        else:
+        elif isinstance(workload, Trace):
             drawn = workload.recorded
+        else:
+            raise ConfigError(f"a plan is for one load, not for the steps of {name!r}: plan for the heaviest of them")
         return cls([(request.prompt_tokens, request.output_tokens) for request in drawn], seed)
 
     def arrivals(self, rate: float, count: int, part: int = 0) -> list[Arrival]:

@@ -15,7 +15,7 @@ from functools import partial
 from typing import NamedTuple
 
 from tidegate.plan.demand import Arrival
-from tidegate.plan.engine import DELIVER_S, LAUNCH_S, NOISE
+from tidegate.plan.engine import HOST, NOISE
 from tidegate.policy.order import BySlack
 from tidegate.slo.goodput import Latency
 from tidegate.slo.latency import Costs, Work
@@ -40,6 +40,8 @@ class _Prompt:
     """``policy.order.Prompt``."""
 
     __slots__ = ("arrived_s", "deadline_s", "index", "late", "launched", "tokens")
+    priority = 0
+    begun = False
 
     def __init__(self, index: int, arrived_s: float, deadline_s: float, tokens: int) -> None:
         self.index, self.arrived_s, self.deadline_s, self.tokens = index, arrived_s, deadline_s, tokens
@@ -171,7 +173,7 @@ class _Split:
         instance.queue.append(_Prompt(index, now, now + self._ttft_s, asked.prompt_tokens))
         instance.tokens += asked.prompt_tokens
         if not instance.busy:
-            self._start_prefill(instance, now, LAUNCH_S)
+            self._start_prefill(instance, now, HOST.launch_s)
 
     def _start_prefill(self, instance: _Prefill, now: float, launch_s: float) -> None:
         instance.busy = bool(instance.queue)
@@ -196,7 +198,7 @@ class _Split:
     def _transferred(self, instance: _Decode, index: int, now: float) -> None:
         instance.ready.append((index, self._arrivals[index]))
         if not instance.busy:
-            self._start_step(instance, now, LAUNCH_S)
+            self._start_step(instance, now, HOST.launch_s)
 
     def _start_step(self, instance: _Decode, now: float, launch_s: float) -> None:
         seconds = instance.next_step_s()
@@ -214,4 +216,4 @@ class _Split:
         if decoder is not None:
             first = decoder.joined[index]
             times_s += decoder.step_ends_s[first : first + asked.output_tokens - 1]
-        return Latency.of(asked.at_s - DELIVER_S, times_s)
+        return Latency.of(asked.at_s - HOST.deliver_s, times_s)

@@ -12,8 +12,16 @@ class Prompt(Protocol):
     """A request with prompt tokens left."""
 
     arrived_s: float
-    deadline_s: float  # of its first token; infinity without an SLO
+    deadline_s: float  # of its first token
     late: bool  # it can't make its deadline any more, even if it is served at once
+
+    @property
+    def priority(self) -> int: ...
+
+    @property
+    def begun(self) -> bool:
+        """Whether its first token has been told: it is computed again after a preemption."""
+        ...
 
     @property
     def launched(self) -> int: ...
@@ -39,9 +47,13 @@ class Order(Protocol):
         """Ascending in a queue. Read again when its prefill advances, and when it turns ``late``."""
         ...
 
+    def rank(self, prompts: Sequence[Any], now: float, outlook: Outlook) -> list[Any]:
+        """``prompts``, which ascend by key, in the order in which they will be served if nobody else comes. Marks
+        those that have become late."""
+        ...
+
     def arrange(self, prompts: Sequence[Any], now: float, outlook: Outlook) -> list[Any]:
-        """``prompts``, which ascend by key, in the order in which they are to be served. Marks those that
-        have become late."""
+        """The same for the batch that is being made: it may be the turn of one whose rank is low."""
         ...
 
     def served(self, prompt: Prompt, tokens: int) -> None:
@@ -54,6 +66,9 @@ class ByKey:
 
     def key(self, prompt: Prompt) -> float:
         raise NotImplementedError
+
+    def rank(self, prompts: Sequence[Any], now: float, outlook: Outlook) -> list[Any]:
+        return list(prompts)
 
     def arrange(self, prompts: Sequence[Any], now: float, outlook: Outlook) -> list[Any]:
         return list(prompts)
@@ -85,27 +100,35 @@ class Shortest(ByKey):
 class BySlack:
     """As many first tokens in time as can be: Moore and Hodgson's rule (J. M. Moore, Management Science 15, 1968).
 
-    Prompts are taken by deadline; whenever the one just taken would be late, the longest of those taken is put off.
-    Those that were put off come next, and those that are late in any case last, by arrival: but so that none starves,
-    late ones get ``LATE_SHARE`` of the tokens whenever there are any.
+    Requests that were preempted while somebody reads them come first. Then prompts are taken by deadline; whenever the
+    one just taken would be late, the longest of those taken is put off. Those that were put off come next, and those
+    that are late in any case last, by arrival: but so that none starves, late ones get ``LATE_SHARE`` of the tokens
+    whenever there are any, first come first served.
     """
 
     LATE_SHARE = 1 / 16
     FAR = 1e12  # later than any deadline: where late prompts wait
 
     def __init__(self) -> None:
-        self._due = 0.0  # tokens that late prompts have to their credit
+        self._due: dict[int, float] = {}  # by priority: tokens that late prompts may have before others
 
     def key(self, prompt: Prompt) -> float:
+        if prompt.begun:
+            return prompt.arrived_s - self.FAR
         return self.FAR + prompt.arrived_s if prompt.late else prompt.deadline_s
 
-    def arrange(self, prompts: Sequence[Any], now: float, outlook: Outlook) -> list[Any]:
+    def rank(self, prompts: Sequence[Any], now: float, outlook: Outlook) -> list[Any]:
+        begun: list[Any] = []
         kept: list[tuple[float, Any]] = []
         put_off: list[Any] = []
         late: list[Any] = []
         total_s = 0.0
         for prompt in prompts:
             work_s = outlook.work_s(prompt.launched, prompt.remaining)
+            if prompt.begun:
+                begun.append(prompt)
+                total_s += work_s
+                continue
             if prompt.late or now + outlook.after_s(work_s) > prompt.deadline_s:
                 prompt.late = True
                 late.append(prompt)
@@ -117,18 +140,24 @@ class BySlack:
                 kept.remove(longest)
                 put_off.append(longest[1])
                 total_s -= longest[0]
-        first = [prompt for _, prompt in kept]
-        if not late:
-            self._due = 0.0
-        elif self._due > 0:
-            return [late[0], *first, *put_off, *late[1:]]
-        return [*first, *put_off, *late]
+        return [*begun, *(prompt for _, prompt in kept), *put_off, *late]
+
+    def arrange(self, prompts: Sequence[Any], now: float, outlook: Outlook) -> list[Any]:
+        ranked = self.rank(prompts, now, outlook)
+        first_late = next((i for i, prompt in enumerate(ranked) if prompt.late and not prompt.begun), None)
+        if first_late is None:
+            for prompt in ranked[:1]:
+                self._due[prompt.priority] = 0.0
+        elif self._due.get(ranked[0].priority, 0.0) > 0:
+            ranked.insert(0, ranked.pop(first_late))
+        return ranked
 
     def served(self, prompt: Prompt, tokens: int) -> None:
-        if prompt.late:
-            self._due = max(self._due, 0.0) - tokens
+        due = self._due.get(prompt.priority, 0.0)
+        if prompt.late and not prompt.begun:
+            self._due[prompt.priority] = max(due, 0.0) - tokens
         else:
-            self._due += tokens * self.LATE_SHARE
+            self._due[prompt.priority] = due + tokens * self.LATE_SHARE
 
 
 def _work(kept: tuple[float, Any]) -> float:

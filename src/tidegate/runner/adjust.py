@@ -7,6 +7,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from tidegate.kernels.host_copies import to_device
 from tidegate.runner.sampling_table import Params, TokenIds
 
 RowIds = NDArray[np.intp]
@@ -15,13 +16,13 @@ RowIds = NDArray[np.intp]
 def add_bias(logits: torch.Tensor, rows: RowIds, bias: list[tuple[TokenIds, NDArray[np.float64]]]) -> None:
     """Adds ``bias[i]``, which is (token ids, values), to row ``rows[i]``."""
     where = _entries(rows, [ids for ids, _ in bias], logits.device)
-    values = torch.from_numpy(np.concatenate([values for _, values in bias])).to(logits.device, logits.dtype)
-    logits.index_put_(where, values, accumulate=True)
+    values = to_device(np.concatenate([values for _, values in bias]), logits.device)
+    logits.index_put_(where, values.to(logits.dtype), accumulate=True)
 
 
 def bar(logits: torch.Tensor, rows: RowIds, tokens: list[TokenIds]) -> None:
     """Makes ``tokens[i]`` impossible in row ``rows[i]``."""
-    logits[_entries(rows, tokens, logits.device)] = -torch.inf
+    logits.index_put_(_entries(rows, tokens, logits.device), logits.new_full((), -torch.inf))
 
 
 def penalise(logits: torch.Tensor, rows: RowIds, params: Params, history: torch.Tensor, lengths: torch.Tensor) -> None:
@@ -32,8 +33,8 @@ def penalise(logits: torch.Tensor, rows: RowIds, params: Params, history: torch.
     """
     device, size = logits.device, (len(rows), logits.shape[1])
     numbers = np.stack([params[name] for name in ("repetition_penalty", "presence_penalty", "frequency_penalty")])
-    repetition, presence, frequency = torch.from_numpy(numbers).to(device, logits.dtype).unsqueeze(-1)
-    prompt_lens = torch.from_numpy(params["prompt_len"].copy()).to(device)
+    repetition, presence, frequency = to_device(numbers, device).to(logits.dtype).unsqueeze(-1)
+    prompt_lens = to_device(params["prompt_len"].copy(), device)
 
     index = torch.arange(history.shape[1], device=device)
     known = index < lengths.unsqueeze(-1)
@@ -43,7 +44,7 @@ def penalise(logits: torch.Tensor, rows: RowIds, params: Params, history: torch.
     seen = torch.zeros(size, device=device).scatter_add_(1, tokens, known.float()) > 0
     counts = torch.zeros(size, device=device).scatter_add_(1, tokens, generated.float())
 
-    chosen = torch.from_numpy(rows).to(device)
+    chosen = to_device(rows, device)
     x = logits[chosen]
     x = torch.where(seen, torch.where(x > 0, x / repetition, x * repetition), x)
     logits[chosen] = x - frequency * counts - presence * (counts > 0)
@@ -52,4 +53,4 @@ def penalise(logits: torch.Tensor, rows: RowIds, params: Params, history: torch.
 def _entries(rows: RowIds, tokens: list[TokenIds], device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
     """Indices into [N, V] of every token of every row."""
     at_rows = np.repeat(rows, [len(ids) for ids in tokens])
-    return torch.from_numpy(at_rows).to(device), torch.from_numpy(np.concatenate(tokens)).to(device)
+    return to_device(at_rows, device), to_device(np.concatenate(tokens), device)

@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from tidegate.kernels.host_copies import to_device
 from tidegate.runner.philox import uniforms
 from tidegate.runner.sampling_table import Params
 
@@ -23,7 +24,7 @@ def draw(logits: torch.Tensor, params: Params, positions: NDArray[np.int64]) -> 
     ``positions`` are those that the tokens will hold. A token less than about V / 2**53 times as likely as the best one
     is never drawn.
     """
-    uniform = torch.from_numpy(uniforms(params["seed"], positions)).to(logits.device)
+    uniform = to_device(uniforms(params["seed"], positions), logits.device)
     return pick(_weights(filtered(logits, params), logits.shape[1]), uniform)
 
 
@@ -49,7 +50,7 @@ def filtered(logits: torch.Tensor, params: Params) -> torch.Tensor:
 
     at_least = np.flatnonzero(params["min_p"] > 0)
     if at_least.size:
-        _cut(x, at_least, torch.from_numpy(np.log(params["min_p"][at_least])).to(device, x.dtype))
+        _cut(x, at_least, to_device(np.log(params["min_p"][at_least]), device).to(x.dtype))
     some = (params["top_k"] > 0) & (params["top_k"] < vocab_size)
     limited, nucleus = np.flatnonzero(some), np.flatnonzero(~some & (params["top_p"] < 1))
     if limited.size:
@@ -67,13 +68,13 @@ def _weights(x: torch.Tensor, vocab_size: int) -> torch.Tensor:
 
 def _take(x: torch.Tensor, rows: NDArray[np.intp]) -> torch.Tensor:
     """The given rows, to be read; not copied where they are all rows."""
-    return x if len(rows) == len(x) else x[torch.from_numpy(rows).to(x.device)]
+    return x if len(rows) == len(x) else x[to_device(rows, x.device)]
 
 
 def _cut(x: torch.Tensor, rows: NDArray[np.intp], cutoff: torch.Tensor) -> None:
     """Sets to -inf whatever is below ``cutoff`` [len(rows)] in the given rows."""
     limit = torch.full((len(x),), -torch.inf, dtype=x.dtype, device=x.device)
-    limit[torch.from_numpy(rows).to(x.device)] = cutoff
+    limit[to_device(rows, x.device)] = cutoff
     x.masked_fill_(x < limit.unsqueeze(-1), -torch.inf)
 
 
@@ -112,4 +113,4 @@ def _descending(x: torch.Tensor) -> torch.Tensor:
 
 def _column(params: Params, name: str, like: torch.Tensor) -> torch.Tensor:
     """One parameter of every row: [R, 1]."""
-    return torch.from_numpy(params[name].copy()).to(like.device).unsqueeze(-1)
+    return to_device(params[name].copy(), like.device).unsqueeze(-1)

@@ -8,6 +8,7 @@ import torch
 
 from tidegate.base.batch import Batch, TableUpdate
 from tidegate.kernels.attention import AttentionRows
+from tidegate.kernels.host_copies import to_device
 
 
 class StepInputs(NamedTuple):
@@ -43,12 +44,12 @@ def build_inputs(batch: Batch, token_store: torch.Tensor) -> StepInputs:
     asks = np.array([piece.sample for piece in batch.slices] + [True] * len(batch.decode_slots))
 
     device = token_store.device
-    where = torch.from_numpy(np.stack([np.repeat(np.array(rows.slots), counts), positions])).to(device)
+    where = to_device(np.stack([np.repeat(np.array(rows.slots), counts), positions]), device)
     return StepInputs(
         tokens=token_store[where[0], where[1]].long(),
         positions=where[1],
         rows=rows,
-        sampled=torch.from_numpy(ends[asks] - 1).to(device),
+        sampled=to_device(ends[asks] - 1, device),
         sampled_slots=np.array(rows.slots)[asks].tolist(),
         sampled_positions=(starts + counts)[asks].tolist(),
     )
@@ -61,4 +62,4 @@ def apply_tables(table: torch.Tensor, updates: Iterable[TableUpdate]) -> None:
 
 
 def _write(array: torch.Tensor, row: int, start: int, values: list[int]) -> None:
-    array[row, start : start + len(values)] = torch.from_numpy(np.array(values, dtype=np.int32))
+    array[row, start : start + len(values)] = to_device(np.array(values, dtype=np.int32), array.device)

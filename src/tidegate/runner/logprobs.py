@@ -5,10 +5,11 @@ from typing import NamedTuple
 import torch
 
 from tidegate.base.request import TokenLogprob
+from tidegate.kernels.host_copies import to_host
 
 
 class RowLogprobs(NamedTuple):
-    """Of R rows, on the device. ``counts[r]`` of the K best are wanted by row r."""
+    """Of R rows. ``counts[r]`` of the K best are wanted by row r."""
 
     chosen: torch.Tensor  # float32 [R]
     ranks: torch.Tensor  # int64 [R]
@@ -16,8 +17,13 @@ class RowLogprobs(NamedTuple):
     top: torch.Tensor  # float32 [R, K], descending
     counts: list[int]
 
+    def to_host(self) -> "RowLogprobs":
+        """See ``kernels.host_copies.to_host``."""
+        return RowLogprobs(
+            to_host(self.chosen), to_host(self.ranks), to_host(self.top_ids), to_host(self.top), self.counts
+        )
+
     def to_records(self) -> list[TokenLogprob]:
-        """Waits for the device."""
         chosen, ranks = self.chosen.tolist(), self.ranks.tolist()
         top_ids, top = self.top_ids.tolist(), self.top.tolist()
         return [

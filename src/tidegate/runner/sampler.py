@@ -2,7 +2,8 @@
 temperature, min-p, top-k, top-p and a draw.
 
 A token is a function of (logits, parameters, request seed, position) alone. Every step works on all rows at once,
-and only rows that ask for a feature pay for it: where all are plainly greedy, only an argmax is computed.
+and only rows that ask for a feature pay for it: where all are plainly greedy, only an argmax is computed. On a GPU
+nothing here waits for the device: steps are enqueued ahead of it.
 """
 
 from collections.abc import Iterable
@@ -14,6 +15,7 @@ from numpy.typing import NDArray
 
 from tidegate.base.batch import SlotSetup
 from tidegate.base.request import TokenLogprob
+from tidegate.kernels.host_copies import to_device, to_host
 from tidegate.runner.adjust import add_bias, bar, penalise
 from tidegate.runner.draw import draw
 from tidegate.runner.logprobs import RowLogprobs, describe
@@ -21,14 +23,20 @@ from tidegate.runner.sampling_table import Params, SamplingTable
 
 
 class Sampled(NamedTuple):
-    """``tokens`` int64 [N] on the device, and the log-probabilities of the rows in ``logprob_rows``, which asked."""
+    """``tokens`` int64 [N], and the log-probabilities of the rows in ``logprob_rows``, which asked; on the device
+    until ``to_host``."""
 
     tokens: torch.Tensor
     logprob_rows: list[int]
     logprobs: RowLogprobs | None
 
+    def to_host(self) -> "Sampled":
+        """The same on the host, to be read once the current stream has got to here."""
+        logprobs = self.logprobs.to_host() if self.logprobs is not None else None
+        return Sampled(to_host(self.tokens), self.logprob_rows, logprobs)
+
     def logprob_records(self) -> list[TokenLogprob | None] | None:
-        """One a row, None for those that did not ask; None where no row did. Waits for the device."""
+        """One a row, None for those that did not ask; None where no row did."""
         if self.logprobs is None:
             return None
         records: list[TokenLogprob | None] = [None] * len(self.tokens)
@@ -58,17 +66,17 @@ class Sampler:
         ``positions[i]``. Overwrites ``logits``."""
         params, where = self._table.gather(slots), np.array(positions, dtype=np.int64)
         asking = np.flatnonzero(params["wants_logprobs"])
-        raw = logits[_to(asking, logits)].log_softmax(-1) if asking.size else None
+        raw = logits[to_device(asking, logits.device)].log_softmax(-1) if asking.size else None
         self._adjust(logits, slots, params, where)
         tokens = logits.argmax(-1)  # the lowest id where several are best
         random = np.flatnonzero(params["random"])
         if random.size:
-            rows = _to(random, logits)
+            rows = to_device(random, logits.device)
             tokens[rows] = draw(logits[rows], params[random], where[random])
         if raw is None:
             return Sampled(tokens, [], None)
         counts = params["num_logprobs"][asking].tolist()
-        return Sampled(tokens, asking.tolist(), describe(raw, tokens[_to(asking, logits)], counts))
+        return Sampled(tokens, asking.tolist(), describe(raw, tokens[to_device(asking, logits.device)], counts))
 
     def _adjust(self, logits: torch.Tensor, slots: list[int], params: Params, positions: NDArray[np.int64]) -> None:
         biased = np.flatnonzero(params["biased"])
@@ -80,9 +88,5 @@ class Sampler:
         penalised = np.flatnonzero(params["penalised"])
         if penalised.size:
             lengths = positions[penalised]
-            history = self._tokens[_to(np.array(slots)[penalised], logits), : int(lengths.max())]
-            penalise(logits, penalised, params[penalised], history, _to(lengths, logits))
-
-
-def _to(index: NDArray[np.signedinteger], like: torch.Tensor) -> torch.Tensor:
-    return torch.from_numpy(index).to(like.device)
+            history = self._tokens[to_device(np.array(slots)[penalised], logits.device), : int(lengths.max())]
+            penalise(logits, penalised, params[penalised], history, to_device(lengths, logits.device))

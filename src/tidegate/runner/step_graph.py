@@ -3,7 +3,7 @@ decode rows. A batch is put into the smallest graph that holds it; what it does 
 writes only a block and a slot that belong to nobody.
 """
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from tidegate.base.batch import Batch
 from tidegate.base.specs import ModelSpec
+from tidegate.device.gpu_memory import borrowed
 from tidegate.device.pool import Pool
 from tidegate.kernels.flashinfer_attention import (
     DecodeRows,
@@ -21,20 +22,7 @@ from tidegate.kernels.flashinfer_attention import (
     Workspace,
 )
 from tidegate.models.registry import Model
-
-MAX_SLICES = 16  # prompts in one step
-
-
-class StepShape(NamedTuple):
-    prefill_tokens: int
-    decodes: int
-
-
-class Scratch(NamedTuple):
-    """What padding uses: a block and a slot that the core never gives away."""
-
-    block: int
-    slot: int
+from tidegate.runner.shapes import MAX_SLICES, Scratch, StepShape
 
 
 class _Layout:
@@ -59,19 +47,34 @@ class _Layout:
         self.fixed = self.spans["p_indices"][0]  # everything before the block lists is copied whole
 
 
+class Staging:
+    """Page-locked memory in which a lane's steps are laid out, in two buffers in turn: one is filled while the copy of
+    the other may be pending. Shared by all graphs, so that capturing one makes the driver lock no pages."""
+
+    def __init__(self) -> None:
+        self._buffers = [torch.empty(0, dtype=torch.int32) for _ in range(2)]
+
+    def next(self, size: int) -> torch.Tensor:
+        """int32 [size], of any content."""
+        self._buffers.reverse()
+        if len(self._buffers[0]) < size:
+            self._buffers[0] = torch.empty(size, dtype=torch.int32, pin_memory=True)
+        return self._buffers[0][:size]
+
+
 class StepGraph:
-    """Not thread-safe: belongs to one lane's stream."""
+    """Not thread-safe: belongs to one lane. Made, warmed up and captured on one stream, replayed on any."""
 
     def __init__(
         self, spec: ModelSpec, model: Model, attention: SwitchedAttention, pool: Pool, shape: StepShape,
-        scratch: Scratch, workspaces: tuple[Workspace, Workspace],
+        scratch: Scratch, workspaces: tuple[Workspace, Workspace], staging: Staging,
     ) -> None:  # fmt: skip
         self.shape = shape
         self._model, self._attention, self._pool, self._scratch = model, attention, pool, scratch
         device, per_seq = pool.kv.device, pool.spec.max_blocks_per_seq
         self._layout = _Layout(shape, MAX_SLICES * per_seq, shape.decodes * per_seq)
         self._meta = torch.zeros(self._layout.size, dtype=torch.int32, device=device)
-        self._hosts = [torch.zeros(self._layout.size, dtype=torch.int32, pin_memory=True) for _ in range(2)]
+        self._staging = staging
         block_size, dtype = pool.spec.block_size, pool.kv.dtype
         self._prefill = self._decode = None
         if shape.prefill_tokens:
@@ -86,25 +89,31 @@ class StepGraph:
             pool.kv, self._of("places"), shape.prefill_tokens, self._prefill, self._decode
         )
         self._graph = torch.cuda.CUDAGraph()
-        self.logits = torch.empty(0)  # float32 [rows that may sample, vocab], after a replay
+        # After a replay, until the next replay of any of the lane's graphs:
+        self.logits = torch.empty(0)  # float32 [rows that may sample, vocab]
         self.tokens = torch.empty(0)  # int64 [rows that may sample]: the greedy choice
 
     # ---- capture
 
-    def capture(self, stream: torch.cuda.Stream, memory: Any) -> None:
-        """Records the step on ``stream``; kernels stay on that stream's part of the device. ``memory``: the pool of
-        graph memory that the lane's graphs share."""
+    def warm_up(self) -> None:
+        """Runs an empty step on the current stream, without waiting for it: compiles and sets up what a capture may
+        not. Uses the workspaces."""
+        self._load_padding()
         self._attention.current = self._graph_attention
-        with torch.cuda.stream(stream):
-            self._load_padding()
-            if self._prefill is not None:
-                self._prefill.plan_shape(MAX_SLICES)
-            if self._decode is not None:
-                self._decode.plan_shape()
-            self._compute()  # compiles and sets up what a capture may not
-            stream.synchronize()
-            with torch.cuda.graph(self._graph, pool=memory, stream=stream, capture_error_mode="thread_local"):
-                self.logits, self.tokens = self._compute()
+        self._compute()
+
+    def capture(self, memory: Any) -> None:
+        """Records the step on the current stream; kernels stay on that stream's part of the device. ``memory``: the
+        pool of graph memory that the lane's graphs share. Neither waits for the device nor gives it any work: torch's
+        own context manager would do both."""
+        self._attention.current = self._graph_attention
+        self._graph.capture_begin(memory, capture_error_mode="thread_local")
+        try:
+            logits, tokens = self._compute()
+        finally:
+            self._graph.capture_end()
+        # Borrowed, so that the memory of one graph's results is the next one's too: logits are what is largest here.
+        self.logits, self.tokens = borrowed(logits), borrowed(tokens)
 
     def _compute(self) -> tuple[torch.Tensor, torch.Tensor]:
         store, split = self._pool.tokens, self.shape.prefill_tokens
@@ -124,9 +133,9 @@ class StepGraph:
 
         Returns the row of ``logits`` and ``tokens`` of each sampled row, in the batch's order.
         """
-        host = self._hosts[0].numpy()
-        self._hosts.reverse()
-        view = {name: host[a:b] for name, (a, b) in self._layout.spans.items()}
+        host = self._staging.next(self._layout.size)
+        array = host.numpy()
+        view = {name: array[a:b] for name, (a, b) in self._layout.spans.items()}
         self._fill_padding(view)
         size, split = self._pool.spec.block_size, self.shape.prefill_tokens
         sampled_rows: list[int] = []
@@ -177,7 +186,7 @@ class StepGraph:
             view["d_indices"][listed : listed + padding] = self._scratch.block
             view["d_indptr"][decodes + 1 :] = listed + 1 + np.arange(padding)
             listed += padding
-        self._send(blocks, listed, kv_lens, context_lens)
+        self._send(host, blocks, listed, kv_lens, context_lens)
         return sampled_rows
 
     def replay(self) -> None:
@@ -205,9 +214,9 @@ class StepGraph:
         self.load(Batch(0, 1.0, [], [], [], [], []), np.zeros((1, 1), dtype=np.int32))
 
     def _send(
-        self, prefill_blocks: int, decode_blocks: int, kv_lens: NDArray[np.int32], context_lens: NDArray[np.int32]
-    ) -> None:
-        host = self._hosts[1]  # the one just filled
+        self, host: torch.Tensor, prefill_blocks: int, decode_blocks: int, kv_lens: NDArray[np.int32],
+        context_lens: NDArray[np.int32],
+    ) -> None:  # fmt: skip
         spans = self._layout.spans
         self._copy(host, 0, self._layout.fixed)
         if self._prefill is not None:

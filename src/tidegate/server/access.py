@@ -40,7 +40,8 @@ class RequestId:
 
 class Access:
     """/v1/* needs an API key where any is set. The operator's paths need the admin key; where none is set, they are
-    open to this machine: to a peer on the loopback interface that is neither a proxy nor another site's web page."""
+    open to this machine: to a peer on the loopback interface that is neither a proxy nor another site's web page. What
+    only tells how the server is doing (/health, /metrics, /ui) is open to all."""
 
     def __init__(self, app: ASGIApp, settings: ServerSettings) -> None:
         self._app = app

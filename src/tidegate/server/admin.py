@@ -30,11 +30,12 @@ def admin_routes(context: Context) -> APIRouter:
 
     @router.post("/admin/shares")
     async def shares(request: Request) -> Response:
-        """Divides the compute, as ``{"prefill": 0.6, "decode": 0.4}``; answers with the statistics."""
+        """Divides the compute, as ``{"prefill": 0.6}`` (decode has the rest); answers with the statistics."""
         asked = parse(await read_json(request, context.settings.max_body_bytes), SharesRequest)
-        if abs(asked.prefill + asked.decode - 1) > 1e-6:
+        decode = 1 - asked.prefill if asked.decode is None else asked.decode
+        if abs(asked.prefill + decode - 1) > 1e-6:
             raise bad_request("'prefill' and 'decode' must together be 1.", "decode")
-        return _json(await engine.set_shares({"P": asked.prefill, "D": asked.decode}))
+        return _json(await engine.set_shares({"P": asked.prefill, "D": decode}))
 
     @router.post("/admin/settings")
     async def settings(request: Request) -> Response:
@@ -53,7 +54,9 @@ def admin_routes(context: Context) -> APIRouter:
             tpot_s=limits.get("tpot"),
             slo_metric=asked.slo_metric,
         )
-        return _json(await engine.tune(tuned))
+        stats = await engine.tune(tuned)
+        context.recorder.heed(stats)
+        return _json(stats)
 
     @router.post("/admin/mode")
     async def mode(request: Request) -> Response:

@@ -15,6 +15,7 @@ from tidegate.server.settings import ServerSettings
 from tidegate.server.status import status_routes
 from tidegate.server.tokenizer import Tokenizer
 from tidegate.server.tokens import token_routes
+from tidegate.server.ui import ui_routes
 
 
 def create_app(engine: Engine, tokenizer: Tokenizer | None, settings: ServerSettings) -> FastAPI:
@@ -25,7 +26,8 @@ def create_app(engine: Engine, tokenizer: Tokenizer | None, settings: ServerSett
     app = FastAPI(title="Tidegate", openapi_url=None, docs_url=None, redoc_url=None, redirect_slashes=False)
     context = Context(engine, tokenizer, settings)
     app.state.engine = engine
-    for routes in (chat_routes, completion_routes, token_routes, status_routes, admin_routes):
+    app.state.feed = context.feed
+    for routes in (chat_routes, completion_routes, token_routes, status_routes, admin_routes, ui_routes):
         app.include_router(routes(context))
     for kind in (TidegateError, HTTPException, Exception):
         app.add_exception_handler(kind, handle_error)

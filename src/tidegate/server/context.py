@@ -6,6 +6,8 @@ from tidegate.base.clock import wall_s
 from tidegate.node.engine import Engine
 from tidegate.server.detokenizer import Detokenizer, NoDetokenizer
 from tidegate.server.errors import ApiError
+from tidegate.server.feed import Feed
+from tidegate.server.live import Recorder
 from tidegate.server.metrics import Metrics
 from tidegate.server.settings import ServerSettings
 from tidegate.server.tokenizer import Tokenizer
@@ -18,7 +20,9 @@ class Context:
         self.engine = engine
         self.tokenizer = tokenizer
         self.settings = settings
-        self.metrics = Metrics(settings.model_names[0])
+        self.recorder = Recorder(settings.slo)
+        self.metrics = Metrics(settings.model_names[0], self.recorder)
+        self.feed = Feed(engine, self.recorder)
         self.created = int(wall_s())
         from_model = engine.info.model.eos_ids
         self.eos_ids = tuple(dict.fromkeys((*from_model, *(tokenizer.eos_ids if tokenizer else ()))))

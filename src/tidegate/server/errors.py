@@ -1,5 +1,7 @@
 """Errors as OpenAI's clients expect them: ``{"error": {"message", "type", "param", "code"}}`` and a status."""
 
+import math
+
 import msgspec
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
@@ -53,7 +55,7 @@ def as_api_error(error: Exception) -> ApiError:
         case RequestError():
             return bad_request(str(error))
         case Overloaded():
-            seconds = max(1, round(error.retry_after_s))
+            seconds = max(1, math.ceil(error.retry_after_s))
             return ApiError(429, str(error), code="overloaded", headers={"Retry-After": str(seconds)})
         case EngineDead():
             return ApiError(500, f"The engine has stopped: {error}", code="engine_dead")

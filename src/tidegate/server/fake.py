@@ -5,6 +5,7 @@ in this process, one step after another.
 """
 
 import asyncio
+import copy
 import itertools
 from collections.abc import Callable, Sequence
 
@@ -23,7 +24,7 @@ class Script(msgspec.Struct):
     """How a request goes: silent for ``wait_steps``, then ``tokens_per_step`` tokens a step, then ``finish``.
 
     ``tokens`` are repeated up to the request's limit; a stop id among them ends it before. ``finish`` other than
-    "length" ends it after ``fail_after`` tokens, with ``reason``.
+    "length" ends it after ``fail_after`` tokens, with ``reason`` and ``retry_after_s``.
     """
 
     tokens: Sequence[int]
@@ -32,6 +33,7 @@ class Script(msgspec.Struct):
     finish: str = "length"
     fail_after: int = 0
     reason: str = ""
+    retry_after_s: float | None = None
     cached_tokens: int = 0
 
 
@@ -49,7 +51,8 @@ def fake_info(vocab_size: int = 49152, max_model_len: int = 8192, eos_ids: tuple
 class FakeEngine:
     """``script(request)`` says how each request goes; a step takes ``step_s`` seconds.
 
-    ``submitted`` and ``aborted`` record the calls, and ``statistics`` is what ``stats`` answers, for tests to set.
+    ``submitted``, ``aborted``, ``tuned`` and ``times_asked`` (for statistics) record the calls; ``statistics`` is what
+    ``stats`` answers, for tests to set.
     """
 
     def __init__(
@@ -63,6 +66,7 @@ class FakeEngine:
         self.alive = True
         self.submitted: list[RequestSpec] = []
         self.aborted: list[str] = []
+        self.times_asked = 0
         self.tuned: list[Tuned] = []
         self._script = script
         self._step_s = step_s
@@ -98,7 +102,8 @@ class FakeEngine:
     async def stats(self) -> Stats:
         self._check_alive()
         self.statistics.decoding = len(self._running)
-        return self.statistics
+        self.times_asked += 1
+        return copy.deepcopy(self.statistics)
 
     async def set_mode(self, mode: str) -> Stats:
         if mode not in self.info.modes:
@@ -169,7 +174,7 @@ class _Running:
             self._waited += 1
             return None
         if script.finish != "length" and self._said >= script.fail_after:
-            return Output(request.id, [], script.finish, script.reason)
+            return Output(request.id, [], script.finish, script.reason, retry_after_s=script.retry_after_s)
         output = Output(request.id, [], cached_tokens=0 if self._said else script.cached_tokens)
         while len(output.tokens) < script.tokens_per_step and output.finish is None:
             output.tokens.append(next(self._tokens))

@@ -7,8 +7,8 @@ from tidegate.base.request import Output, RequestSpec, TokenLogprob
 from tidegate.node.engine import Engine, OutputStream
 from tidegate.server.detokenizer import Detokenizer
 from tidegate.server.errors import ApiError, bad_request
-from tidegate.server.metrics import RequestTimes
 from tidegate.server.stop_strings import StopStrings
+from tidegate.server.times import RequestTimes
 
 
 class Delta(msgspec.Struct, gc=False):
@@ -79,6 +79,8 @@ class Choice:
     def accept(self, output: Output) -> list[Delta]:
         """One Delta a token, in order. Raises ApiError or Overloaded if the request failed."""
         if output.finish is not None and output.finish not in ("stop", "length"):
+            if output.finish == "invalid":
+                self.times.refused()
             raise _failure(output)
         if self.num_tokens == 0:
             self.cached_tokens = output.cached_tokens
@@ -131,7 +133,8 @@ def _failure(output: Output) -> Exception:
     reason = output.reason
     match output.finish:
         case "rejected":
-            return Overloaded(reason or "The server has as many requests as it can queue: try again later.")
+            full = "The server has as many requests as it can queue: try again later."
+            return Overloaded(reason or full, output.retry_after_s or 1.0)
         case "invalid":
             return bad_request(reason or "This request can never be served here.")
         case "abort":

@@ -1,7 +1,7 @@
 """Prometheus metrics: latencies seen here, and the engine's statistics read at each scrape.
 
 Names that begin with ``vllm:`` mean what they mean in vLLM, so that its dashboards work; those that begin with
-``tidegate:`` are about lanes and hand-overs, which vLLM does not have.
+``tidegate:`` are about lanes, the gate and SLOs, which vLLM does not have.
 """
 
 from collections.abc import Iterable, Iterator
@@ -10,8 +10,8 @@ from prometheus_client import CollectorRegistry, Counter, Histogram, generate_la
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
 
-from tidegate.base.clock import now_s
 from tidegate.base.stats import LaneStats, Stats
+from tidegate.server.live import ATTAINED, REASONS, Recorder
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
@@ -27,10 +27,14 @@ _TOKEN_S = (
 _TOKENS = tuple(float(step * 10**power) for power in range(6) for step in (1, 2, 5))
 
 
-class Metrics:
-    """What the server itself observes, in a registry of its own."""
+_OF_A_GPU = ("sms", "extra_memory_bytes")  # fields of LaneStats
 
-    def __init__(self, model_name: str) -> None:
+
+class Metrics:
+    """What the server itself observes, in a registry of its own and in ``recorder``."""
+
+    def __init__(self, model_name: str, recorder: Recorder) -> None:
+        self.recorder = recorder
         self._labels = {"model_name": model_name, "engine": "0"}
         self._registry = CollectorRegistry()
         self.ttft = self._histogram("vllm:time_to_first_token_seconds", "Arrival to first token.", _TTFT_S)
@@ -43,25 +47,27 @@ class Metrics:
         self.request_generation_tokens = self._histogram(
             "vllm:request_generation_tokens", "Tokens generated for a request.", _TOKENS
         )
-        self.prompt_tokens = self._counter("vllm:prompt_tokens", "Prompt tokens of requests that got a token.")
-        self.generation_tokens = self._counter("vllm:generation_tokens", "Tokens generated.")
-        self._finished = Counter(
+        self._slo_requests = self._counter("tidegate:slo_requests", "Requests with an SLO that ended, however.")
+        self._slo_attained = self._counter("tidegate:slo_attained", "Of them, those that attained it.")
+        self._slo_missed = self._by_label("tidegate:slo_missed", "Of them, the others.", "reason", REASONS)
+        self._finished = self._by_label(
             "vllm:request_success",
             "Requests that ended, by reason.",
-            [*self._labels, "finished_reason"],
-            registry=self._registry,
+            "finished_reason",
+            ("stop", "length", "abort", "error"),
         )
-        self._by_reason = {
-            reason: self._finished.labels(*self._labels.values(), reason)
-            for reason in ("stop", "length", "abort", "error")
-        }
 
     def finished(self, reason: str) -> None:
-        self._by_reason[reason].inc()
+        self._finished[reason].inc()
+
+    def judged(self, verdict: str) -> None:
+        """A request with an SLO ended: ``live.verdict``."""
+        self._slo_requests.inc()
+        (self._slo_attained if verdict == ATTAINED else self._slo_missed[verdict]).inc()
 
     def exposition(self, stats: Stats | None) -> bytes:
         """The text of a scrape. ``stats`` None: the engine is dead."""
-        return generate_latest(_Scrape(self._registry, stats, self._labels))
+        return generate_latest(_Scrape(self._registry, self.recorder, stats, self._labels))
 
     def _histogram(self, name: str, meaning: str, buckets: Iterable[float]) -> Histogram:
         family = Histogram(name, meaning, [*self._labels], buckets=tuple(buckets), registry=self._registry)
@@ -70,58 +76,35 @@ class Metrics:
     def _counter(self, name: str, meaning: str) -> Counter:
         return Counter(name, meaning, [*self._labels], registry=self._registry).labels(*self._labels.values())
 
-
-class RequestTimes:
-    """The latencies of one sequence, told to the metrics as they are known. ``arrived``: from ``now_s``."""
-
-    def __init__(self, metrics: Metrics, arrived: float, prompt_tokens: int) -> None:
-        self._metrics = metrics
-        self._arrived = arrived
-        self._prompt_tokens = prompt_tokens
-        self._first = self._last = 0.0
-        self._tokens = 0
-
-    def saw(self, tokens: int) -> None:
-        """So many tokens came just now."""
-        if not tokens:
-            return
-        now = now_s()
-        if self._tokens == 0:
-            self._first = now
-            self._metrics.ttft.observe(now - self._arrived)
-            self._metrics.prompt_tokens.inc(self._prompt_tokens)
-        else:
-            self._metrics.inter_token.observe(now - self._last)
-        self._last = now
-        self._tokens += tokens
-        self._metrics.generation_tokens.inc(tokens)
-
-    def ended(self, reason: str) -> None:
-        metrics = self._metrics
-        metrics.finished(reason)
-        if reason not in ("stop", "length"):
-            return
-        metrics.e2e.observe(self._last - self._arrived)
-        metrics.request_prompt_tokens.observe(self._prompt_tokens)
-        metrics.request_generation_tokens.observe(self._tokens)
-        if self._tokens > 1:
-            metrics.tpot.observe((self._last - self._first) / (self._tokens - 1))
+    def _by_label(self, name: str, meaning: str, label: str, values: Iterable[str]) -> dict[str, Counter]:
+        family = Counter(name, meaning, [*self._labels, label], registry=self._registry)
+        return {value: family.labels(*self._labels.values(), value) for value in values}
 
 
 class _Scrape:
-    """What ``generate_latest`` reads: the registry, then the statistics of this moment."""
+    """What ``generate_latest`` reads: the registry, the recorder's totals, and the statistics of this moment."""
 
-    def __init__(self, registry: CollectorRegistry, stats: Stats | None, labels: dict[str, str]) -> None:
+    def __init__(
+        self, registry: CollectorRegistry, recorder: Recorder, stats: Stats | None, labels: dict[str, str]
+    ) -> None:
         self._registry = registry
+        self._recorder = recorder
         self._stats = stats
         self._labels = labels
 
     def collect(self) -> Iterator[Metric]:
         yield from self._registry.collect()
+        for name, meaning, total in (
+            ("vllm:prompt_tokens", "Prompt tokens of requests that got a token.", self._recorder.prompt_tokens),
+            ("vllm:generation_tokens", "Tokens generated.", self._recorder.output_tokens),
+        ):
+            yield self._family("counter", name, meaning, [({}, total)])
         yield self._family("gauge", "tidegate:engine_up", "1 while the engine runs.", [({}, self._stats is not None)])
         if self._stats is not None:
             yield from self._engine(self._stats)
+            yield from self._gate(self._stats)
             yield from self._lanes(self._stats.lanes)
+            yield from self._predictions(self._stats)
 
     def _engine(self, stats: Stats) -> Iterator[Metric]:
         used = stats.blocks_used / stats.blocks_total if stats.blocks_total else 0.0
@@ -150,20 +133,65 @@ class _Scrape:
             [({"reason": reason}, count) for reason, count in stats.finished.items()],
         )
 
+    def _gate(self, stats: Stats) -> Iterator[Metric]:
+        yield self._family("gauge", "tidegate:gate", "1 for the gate in force.", [({"gate": stats.gate}, 1)])
+        yield self._family("counter", "tidegate:gate_moves", "Times that the gate moved.", [({}, stats.gate_moves)])
+        yield self._family(
+            "counter",
+            "tidegate:gate_choices",
+            "Batches by what the gate chose for them.",
+            [({"choice": choice}, count) for choice, count in stats.gate_choices.items()],
+        )
+        yield self._family(
+            "gauge",
+            "tidegate:late_requests",
+            "Prompts that can't get their first token in time.",
+            [({}, stats.late)],
+        )
+        limits = {"ttft": stats.slo_ttft_s, "tpot": stats.slo_tpot_s}
+        yield self._family(
+            "gauge",
+            "tidegate:slo_seconds",
+            "The limits in force for requests without their own.",
+            [({"limit": name}, limit) for name, limit in limits.items() if limit is not None],
+        )
+
     def _lanes(self, lanes: dict[str, LaneStats]) -> Iterator[Metric]:
         for kind, name, meaning, field in (
             ("gauge", "tidegate:lane_alive", "1 while the lane runs.", "alive"),
             ("gauge", "tidegate:lane_share", "Part of the compute while both lanes run.", "share"),
             ("gauge", "tidegate:lane_inflight_batches", "Batches launched and not done.", "inflight"),
+            ("gauge", "tidegate:lane_sms", "SMs that its kernels run on now, as measured.", "sms"),
+            ("gauge", "tidegate:lane_extra_memory_bytes", "Memory besides weights and KV.", "extra_memory_bytes"),
             ("counter", "tidegate:lane_busy_seconds", "Time on the device.", "busy_seconds"),
             ("counter", "tidegate:lane_batches", "Batches done.", "batches"),
             ("counter", "tidegate:lane_prefill_tokens", "Prompt tokens computed.", "prefill_tokens"),
             ("counter", "tidegate:lane_decode_tokens", "Decode rows computed.", "decode_tokens"),
             ("counter", "tidegate:lane_restarts", "Times the lane was started again.", "restarts"),
         ):
-            yield self._family(
-                kind, name, meaning, [({"lane": lane}, getattr(stats, field)) for lane, stats in lanes.items()]
-            )
+            samples: list[tuple[dict[str, str], float]] = [
+                ({"lane": lane}, getattr(stats, field))
+                for lane, stats in lanes.items()
+                if stats.sms or field not in _OF_A_GPU
+            ]
+            if samples:
+                yield self._family(kind, name, meaning, samples)
+
+    def _predictions(self, stats: Stats) -> Iterator[Metric]:
+        errors = [
+            ({"kind": kind, "quantile": quantile}, value)
+            for kind, error in stats.prediction_errors.items()
+            for quantile, value in (("0.5", error.p50), ("0.95", error.p95))
+        ]
+        factors: list[tuple[dict[str, str], float]] = [
+            ({"kind": kind}, factor) for kind, factor in stats.prediction_factors.items()
+        ]
+        for name, meaning, samples in (
+            ("tidegate:prediction_error", "Relative error of predicted times of the last steps.", errors),
+            ("tidegate:prediction_factor", "Measured times relative to what the latency model says.", factors),
+        ):
+            if samples:
+                yield self._family("gauge", name, meaning, samples)
 
     def _family(
         self, kind: str, name: str, meaning: str, samples: list[tuple[dict[str, str], float]]

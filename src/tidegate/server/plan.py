@@ -12,10 +12,10 @@ from tidegate.server.answer import AnswerHead, AnswerOptions
 from tidegate.server.context import Context
 from tidegate.server.errors import bad_request
 from tidegate.server.generation import Choice
-from tidegate.server.metrics import RequestTimes
 from tidegate.server.protocol import GenerationRequest
 from tidegate.server.respond import Delivery
 from tidegate.server.sampling import check_choices, next_seed, sampling_params, token_limit
+from tidegate.server.times import RequestTimes
 from tidegate.slo.parse import parse_limits
 
 SLO_HEADER = "X-SLO"  # "ttft=500ms,tpot=25ms", or one of the two: a request's own SLO
@@ -68,7 +68,7 @@ def plan_choices(
                     len(choices),
                     spec,
                     context.detokenizer(prompt, request.skip_special_tokens is not False),
-                    RequestTimes(context.metrics, arrived, len(prompt)),
+                    RequestTimes(context.metrics, arrived, spec),
                     stop_strings=request.stop_strings,
                     keep_stop=bool(request.include_stop_str_in_output),
                     eos_ids=context.eos_ids,

@@ -93,10 +93,10 @@ class DetokenizeRequest(msgspec.Struct, kw_only=True):
 
 
 class SharesRequest(msgspec.Struct, kw_only=True):
-    """Parts of the compute while both phases run; together 1."""
+    """Parts of the compute while both phases run; together 1. Decode has the rest unless it says so."""
 
     prefill: Annotated[float, Meta(gt=0, lt=1)]
-    decode: Annotated[float, Meta(gt=0, lt=1)]
+    decode: Annotated[float, Meta(gt=0, lt=1)] | None = None
 
 
 class SettingsRequest(msgspec.Struct, kw_only=True):

@@ -20,7 +20,7 @@ from tidegate.server.generation import Choice, Delta
 
 _log = logging.getLogger(__name__)
 
-_STREAM_HEADERS = [
+STREAM_HEADERS = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
     (b"cache-control", b"no-cache"),
     (b"x-accel-buffering", b"no"),
@@ -47,7 +47,7 @@ class GenerationResponse(Response):
         self._delivery = delivery
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await _while_connected(receive, self._run(send))
+        await while_connected(receive, self._run(send))
 
     async def _run(self, send: Send) -> None:
         try:
@@ -116,7 +116,7 @@ class _Events:
     async def send(self, events: bytes) -> None:
         if not self.started:
             self.started = True
-            await self._send({"type": "http.response.start", "status": 200, "headers": list(_STREAM_HEADERS)})
+            await self._send({"type": "http.response.start", "status": 200, "headers": list(STREAM_HEADERS)})
         await self._send({"type": "http.response.body", "body": events, "more_body": True})
 
     async def end(self, events: bytes) -> None:
@@ -143,7 +143,7 @@ async def _all(works: list[Coroutine[Any, Any, None]]) -> None:
         raise failures.exceptions[0] from None
 
 
-async def _while_connected(receive: Receive, work: Coroutine[Any, Any, None]) -> None:
+async def while_connected(receive: Receive, work: Coroutine[Any, Any, None]) -> None:
     """Runs ``work`` to its end, or cancels it when the client leaves."""
     running = asyncio.ensure_future(work)
     leaving = asyncio.ensure_future(_disconnected(receive))

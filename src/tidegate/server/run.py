@@ -14,6 +14,7 @@ from fastapi import FastAPI
 
 from tidegate.base.errors import ConfigError
 from tidegate.node.engine import Engine
+from tidegate.server.feed import Feed
 
 _log = logging.getLogger(__name__)
 
@@ -60,6 +61,7 @@ async def serve(
     ``on_ready``: called once requests are answered.
     """
     engine: Engine = app.state.engine
+    feed: Feed = app.state.feed
     listener = listener or listen(host, port)
     server = _Server(
         uvicorn.Config(
@@ -85,6 +87,7 @@ async def serve(
         try:
             await _first({serving, stopping, dying})
             server.should_exit = True
+            feed.close()
             await _first({serving, hurrying, dying}, drain_timeout_s)
             died = not engine.alive
             await engine.close()

@@ -48,6 +48,7 @@ def status_routes(context: Context) -> APIRouter:
     async def metrics() -> Response:
         try:
             stats = await context.engine.stats()
+            context.recorder.heed(stats)
         except EngineDead:
             stats = None
         return Response(context.metrics.exposition(stats), media_type=CONTENT_TYPE)

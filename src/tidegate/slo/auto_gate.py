@@ -3,8 +3,8 @@ those that keep every deadline that can be kept.
 
     base      time that a step with decodes may take: the SLO's, less a margin
     spare     time until the earliest due time of a next token; with an SLO on the mean it grows while steps are shorter
-              than the SLO, and is spent only when a prompt would otherwise miss its deadline, and only as much of it as
-              that needs (spent greedily it does harm)
+              than the SLO. When a prompt would otherwise miss its deadline, as much of it is spent as that needs, else
+              a small part of it a step (spent greedily it does harm)
     fused     the largest chunk whose hybrid step takes at most that time, and the rate of prefill that it gives
     beside    the largest share whose decode steps take at most that time, and its rate of prefill
 
@@ -16,7 +16,7 @@ from typing import NamedTuple
 from tidegate.slo.belief import Belief
 from tidegate.slo.gate import Allowance, Ended, Gate, Limits, Load, Observation, Outlook
 from tidegate.slo.goodput import Metric, Slo
-from tidegate.slo.latency import Costs, Division, LatencyModel, Work
+from tidegate.slo.latency import Costs, Division, Work
 
 
 class Option(NamedTuple):
@@ -70,16 +70,18 @@ class AutoGate(Gate):
     SURE = 0.99  # of the steps must keep an SLO on every gap
     HOST_SECONDS = 2e-4  # of a gap, that are not a step's
     ADVANTAGE = 1.05
+    BANKED = 32  # steps for which the time that everybody can spare must do, if none of them needs it now
+    KEPT = 4096  # rates beside decode
     CHUNK = 2048  # prompt tokens of a batch at which a device is at full speed
 
-    def __init__(self, limits: Limits, slo: Slo, model: LatencyModel) -> None:
-        self.limits, self.slo, self.model = limits, slo, model
-        self.belief = Belief(model)
+    def __init__(self, limits: Limits, slo: Slo, belief: Belief) -> None:
+        self.limits, self.slo, self.belief, self.model = limits, slo, belief, belief.model
         self.name = "auto"
         self.choices: dict[str, int] = {}
         self.moves = 0
         self._division: Division | None = None  # in force; None: fused
-        self._pace = Pace(model.whole, self._chunk, 1.0, 0.0)
+        self._pace = Pace(self.model.whole, self._chunk, 1.0, 0.0)
+        self._rates_beside: dict[tuple[float, int], float] = {}  # by share and start of a slice, as believed now
 
     # ---- Gate
 
@@ -91,8 +93,15 @@ class AutoGate(Gate):
     def allow(self, load: Load) -> Allowance:
         return self._slice_beside(load) if load.lane == "P" else self._step(load)
 
+    def rests(self, lane: str) -> bool:
+        return lane == "P" and self._division is None
+
     def observe(self, seen: Observation) -> None:
-        self.belief.observe(seen)
+        if seen.lane == "P":
+            self._rates_beside.clear()
+
+    def first_token(self, ttft_s: float, now: float) -> None:
+        pass
 
     def ended(self, request: Ended, now: float) -> None:
         pass
@@ -111,7 +120,7 @@ class AutoGate(Gate):
         whole, most = self.model.whole, self.limits.max_num_batched_tokens
         if not load.decode.rows and not load.other_busy:
             self._enter(None)
-            seconds = self.limits.slice_seconds / self.belief.factor("D")
+            seconds = self.limits.slice_seconds / self.belief.factor("prefill")
             self._pace = Pace(whole, self._chunk, 1.0, 0.0)
             return self._chose("prefill", Allowance(most, seconds, whole, self.limits.min_slice_tokens))
         limit = self._limit(load)
@@ -123,20 +132,23 @@ class AutoGate(Gate):
             # From side by side to fused decode goes on alone until the slice in flight is done.
             return self._chose("decode beside prefill", Allowance(0))
         # However late decode is, prefill goes on: with the least chunk.
-        seconds = limit / self.belief.factor("D")
+        seconds = limit / self.belief.factor("hybrid")
         return self._chose("hybrid", Allowance(most, seconds, whole, self.limits.min_slice_tokens))
 
     def _limit(self, load: Load) -> float:
         """Seconds that the next step may take: the base, and of what decoding requests can spare as much as prompts
         need. To take more than one of them can spare costs that one its SLO, and is done if it saves more prompts."""
         if self.slo.metric is Metric.GAP:
-            base = self.slo.tpot_s / self.belief.guard("D", self.SURE) - self.HOST_SECONDS
+            base = self.slo.tpot_s / self.belief.guard("hybrid", self.SURE) - self.HOST_SECONDS
             self._pace = Pace(self.model.whole, self._chunk, self._speed(load, base), 0.0)
             return base
         base = self.slo.tpot_s * self.MARGIN
+        if load.spares_s:
+            base = max(base, min(load.spares_s[0] / self.BANKED, 2 * base))
         plain = best = Pace(self.model.whole, self._chunk, self._speed(load, base), 0.0)
         most = len(plain.kept(load))
-        for lost, spare in enumerate(load.spares_s):
+        # Where all prompts make it, there is none to save.
+        for lost, spare in enumerate(load.spares_s if most < len(load.prompts) else ()):
             pace = plain._replace(credit_s=max(0.0, spare * self.MARGIN - base))
             saved = len(pace.kept(load)) - lost
             if saved > most:
@@ -157,7 +169,7 @@ class AutoGate(Gate):
         least = Option(None, self.limits.min_slice_tokens / limit, 0)
         best = max(self._fused(load, limit), least, key=lambda option: option.tokens_per_s)
         alone = Work().and_slice(load.prompts[0].start, self._chunk)
-        whole = self._chunk / (self.model.whole.seconds(alone) * self.belief.factor("D"))
+        whole = self._chunk / (self.model.whole.seconds(alone) * self.belief.factor("prefill"))
         return min(1.0, self._best_beside(load, limit, best).tokens_per_s / whole)
 
     # ---- options
@@ -165,23 +177,28 @@ class AutoGate(Gate):
     def _fused(self, load: Load, limit: float) -> Option:
         most = min(self.limits.max_num_batched_tokens - load.decode.rows, self.limits.max_prefill_tokens)
         start = load.prompts[0].start  # as if the first prompt went on for ever
-        tokens = self.model.whole.most_new(load.decode, start, most, limit / self.belief.factor("D"))
+        tokens = self.model.whole.most_new(load.decode, start, most, limit / self.belief.factor("hybrid"))
         if not tokens:
             return Option(None, 0.0, 0)
-        seconds = self.model.whole.seconds(load.decode.and_slice(start, tokens)) * self.belief.factor("D")
+        seconds = self.model.whole.seconds(load.decode.and_slice(start, tokens)) * self.belief.factor("hybrid")
         return Option(None, tokens / seconds, tokens)
 
     def _best_beside(self, load: Load, limit: float, best: Option) -> Option:
+        if len(self._rates_beside) > self.KEPT:
+            self._rates_beside.clear()
         for division in self.model.divisions:
-            step = division.decode.seconds(load.decode) * division.decode_slowdown * self.belief.factor("D")
+            step = division.decode.seconds(load.decode) * division.decode_slowdown * self.belief.factor("decode beside")
             if step <= limit:
-                rate = self._rate_beside(division, load.prompts[0].start)
+                place = (division.share, load.prompts[0].start)
+                if place not in self._rates_beside:
+                    self._rates_beside[place] = self._rate_beside(division, load.prompts[0].start)
+                rate = self._rates_beside[place]
                 if rate > best.tokens_per_s * (1.0 if self._division is division else self.ADVANTAGE):
                     best = Option(division, rate, 0)
         return best
 
     def _rate_beside(self, division: Division, start: int) -> float:
-        slower = division.prefill_slowdown * self.belief.factor("P")
+        slower = division.prefill_slowdown * self.belief.factor("prefill beside")
         most = self._most_prompt_tokens
         tokens = division.prefill.most_new(Work(), start, most, self.limits.slice_seconds / slower)
         return tokens / (division.prefill.seconds(Work().and_slice(start, tokens)) * slower)
@@ -191,7 +208,7 @@ class AutoGate(Gate):
     def _slice_beside(self, load: Load) -> Allowance:
         if self._division is None or not load.prompts:
             return Allowance(0)
-        slower = self._division.prefill_slowdown * self.belief.factor("P")
+        slower = self._division.prefill_slowdown * self.belief.factor("prefill beside")
         seconds = self.limits.slice_seconds / slower
         most, least = self.limits.max_num_batched_tokens, self.limits.min_slice_tokens
         return Allowance(most, seconds, self._division.prefill, least)

@@ -42,6 +42,7 @@ class Load(NamedTuple):
     spares_s: Sequence[float]  # the shortest times within which requests on schedule must get their next tokens
     other_busy: bool  # the other lane has a batch in flight
     other_ready: bool  # it has none, but work to be given
+    late: int = 0  # prompts that wait and can't make their deadlines any more
 
 
 class Allowance(NamedTuple):
@@ -85,6 +86,7 @@ class Ended(NamedTuple):
     prompt_tokens: int
     ttft_s: float
     tpot_s: float  # mean; 0 for a single token
+    first_s: float  # when its first token was told
 
 
 class Outlook(Protocol):
@@ -107,7 +109,15 @@ class Gate(Protocol):
 
     def allow(self, load: Load) -> Allowance: ...
 
+    def rests(self, lane: str) -> bool:
+        """Whether the lane would be allowed nothing, whatever its load."""
+        return False
+
     def observe(self, seen: Observation) -> None: ...
+
+    def first_token(self, ttft_s: float, now: float) -> None:
+        """A request has just been told its first token."""
+        ...
 
     def ended(self, request: Ended, now: float) -> None: ...
 

@@ -43,6 +43,9 @@ class StaticGate(Gate):
         if seen.work.new:
             self._rate(seen.lane).observe(seen.work.new + seen.work.rows, seen.seconds, seen.share)
 
+    def first_token(self, ttft_s: float, now: float) -> None:
+        pass
+
     def ended(self, request: Ended, now: float) -> None:
         pass
 

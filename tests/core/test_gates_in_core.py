@@ -1,0 +1,51 @@
+"""Whichever gate decides, requests get the same tokens, and every batch runs on a share that the device has."""
+
+import pytest
+from test_core_properties import SLO, VOCAB, build, check_invariants, seconds
+
+from tidegate.base.errors import ConfigError
+from tidegate.base.events import Arrived, LaneReady, Launch, Resize, Tuned
+from tidegate.base.request import RequestSpec
+from tidegate.policy.modes import MODES
+from tidegate.sim.device import expected_tokens
+from tidegate.sim.driver import Simulation
+
+GATES = [(mode.name, gate) for mode in MODES.values() for gate in mode.gates]
+
+
+def requests(count=60):
+    return [RequestSpec(f"r{i}", [(i + j * j) % VOCAB for j in range(3 + i * 7 % 40)], 2 + i % 9) for i in range(count)]
+
+
+@pytest.mark.parametrize("order", ["arrival", "slack"])
+@pytest.mark.parametrize(("mode", "gate"), GATES)
+def test_requests_get_the_same_tokens_and_batches_shares_that_there_are(mode, gate, order):
+    core, device = build(mode, gate=gate, order=order)
+    simulation = Simulation(core, device, seconds, ending=0.9)
+    for i, spec in enumerate(requests()):
+        simulation.at(0.03 * i, Arrived(spec))
+    simulation.run(observe=lambda: check_invariants(core))
+    for spec in requests():
+        assert [t for o in simulation.outputs[spec.id] for t in o.tokens] == expected_tokens(spec, VOCAB)
+    actions = [action for _, _, actions in simulation.log for action in actions]
+    asked = {1.0, *core.shares.values(), *(s for a in actions if isinstance(a, Resize) for s in a.shares.values())}
+    assert {a.batch.share for a in actions if isinstance(a, Launch)} <= asked
+
+
+@pytest.mark.parametrize("gate", ["semi-pd", "drift"])
+def test_a_gate_can_be_changed_while_serving_and_begins_at_the_share_asked_for(gate):
+    core, _ = build("semi", shares={"P": 0.75, "D": 0.25})
+    for lane in ("P", "D"):
+        core.on_event(LaneReady(lane), 0.0)
+    core.on_event(Tuned(gate=gate), 0.1)
+    assert core.stats().gate == gate and core.gate.shares["P"] == 0.75
+    with pytest.raises(ConfigError, match="not auto"):
+        core.on_event(Tuned(gate="auto"), 0.2)
+
+
+@pytest.mark.parametrize("gate", ["semi-pd", "drift"])
+@pytest.mark.parametrize("missing", ["slo", "latency"])
+def test_a_gate_that_lacks_what_it_decides_by_says_so(gate, missing):
+    given = {"slo": SLO} | {missing: None}
+    with pytest.raises(ConfigError, match="SLO" if missing == "slo" else "latency model"):
+        build("semi", gate=gate, **given)

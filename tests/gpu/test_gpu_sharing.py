@@ -1,0 +1,71 @@
+"""Each form of sharing on a GPU: the same tokens, what lanes really have, and shares that move without a stall."""
+
+import time
+
+import pytest
+from engine_driver import EngineDriver, mixed_prompts
+from test_gpu_engine import MAX_TOKENS, check, config, move_shares
+
+from tidegate.device.places import FORMS
+
+SMS_WAIT_S = 10.0
+
+
+@pytest.mark.parametrize("form", list(FORMS))
+def test_tokens_are_transformers_in_every_form_of_sharing(tiny_on_gpu, form):
+    path, model = tiny_on_gpu
+    prompts = mixed_prompts(24, 2000, 1000, seed=6)
+    with EngineDriver(config(path, mode="semi", sharing=form, prefix_caching=False)) as engine:
+        specs = [engine.spec(prompt, MAX_TOKENS) for prompt in prompts]
+        check(model, prompts, engine.answers(specs, meanwhile=move_shares(engine.engine)), form)
+        assert engine.stats().blocks_used == 0
+
+
+def measured(engine, share):
+    """(SMs of P, SMs of D) once both lanes have moved to P's share."""
+    engine.run(engine.engine.set_shares({"P": share, "D": 1 - share}))
+    seen = []
+    end = time.monotonic() + SMS_WAIT_S
+    while time.monotonic() < end:
+        lanes = engine.stats().lanes
+        seen.append((lanes["P"].sms, lanes["D"].sms))
+        if len(seen) > 20 and len(set(seen[-20:])) == 1 and 0 not in seen[-1]:
+            return seen[-1]
+        time.sleep(0.02)
+    raise AssertionError(f"the lanes' SMs do not settle: {seen[-5:]}")
+
+
+def test_lanes_report_the_sms_that_their_kernels_run_on(tiny_on_gpu):
+    from tidegate.device.green_contexts import SmParts
+
+    parts = SmParts()
+    for form, whole in (("disjoint", False), ("capped", True)):
+        with EngineDriver(config(tiny_on_gpu[0], mode="semi", sharing=form)) as engine:
+            for share in (0.5, 0.3, 0.7):
+                first, rest = parts.pair(share)
+                assert measured(engine, share) == (first.sms, parts.total if whole else rest.sms)
+            assert all(lane.extra_memory_bytes > 0 for lane in engine.stats().lanes.values())
+    with EngineDriver(config(tiny_on_gpu[0], mode="semi", sharing="streams")) as engine:
+        assert measured(engine, 0.3) == (parts.total, parts.total)
+
+
+def test_a_graph_for_another_part_is_captured_without_giving_the_device_work_or_waiting_for_it(tiny_on_gpu):
+    """A step that is running when a graph is captured for another part is still running afterwards, and is right."""
+    import torch
+    from gpu_lane import Lane
+
+    lane = Lane(tiny_on_gpu[0])
+    first, second = lane.places.of("D", 0.5), lane.places.of("D", 0.3)
+    step = lane.prefill(list(range(1, 65)))
+    expected = lane.runner.enqueue(step, first).collect().tokens
+    decode = lane.decode(64)
+    after = lane.runner.enqueue(decode, first).collect().tokens
+    with torch.cuda.stream(first.stream):
+        torch.cuda._sleep(2_000_000_000)  # about a second
+    running = lane.runner.enqueue(step, first)
+    lane.runner.prepare(lane.shape(step), second)
+    lane.runner.prepare(lane.shape(decode), second)
+    assert not running.done.query(), "capturing waited for the step that runs"
+    following = lane.runner.enqueue(decode, second)
+    assert running.collect().tokens == expected
+    assert following.collect().tokens == after

@@ -1,0 +1,155 @@
+"""Lanes as threads, over the CPU in place of a GPU: batches in, events out, and what goes on while a share moves."""
+
+import select
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "runner"))
+from tiny_lane import MODEL, WEIGHTS, batch, generate, new_pool, new_runner
+
+from tidegate.base.batch import Slice, SlotSetup
+from tidegate.base.errors import ConfigError
+from tidegate.base.events import BatchDone, BatchEnding, LaneGone, LaneReady
+from tidegate.base.request import SamplingParams
+from tidegate.device.places import Place
+from tidegate.node.gpu_lanes import GpuLanes, LanePlan
+from tidegate.runner.eager_runner import EagerRunner
+from tidegate.runner.shapes import StepShape
+
+PROMPT = [5, 17, 80, 3, 44, 61, 2, 9]
+DECODE = StepShape(0, 1)
+WAIT_S = 30.0
+
+
+class Host:
+    """GpuLanes, its plans' places by share, and its events in order."""
+
+    def __init__(self, make, ladder=()):
+        self.places = {}
+        self.pool = new_pool()
+        self.lanes = GpuLanes(self.pool, lambda lane: self._plan(make, list(ladder)))
+        self.lanes.watch(lambda fd, receive: setattr(self, "bell", (fd, receive)), lambda fd: None)
+        self._events = []
+
+    def _plan(self, make, ladder):
+        return LanePlan(
+            make=lambda: make(self.pool), place=self.place, share=0.5, ladder=ladder, beside=ladder,
+            progress=lambda fraction: None,
+            count_sms=lambda place: lambda: place.sms, reserved_bytes=iter(range(0, 1000, 7)).__next__,
+        )  # fmt: skip
+
+    def place(self, share):
+        return self.places.setdefault(share, Place(sms=round(share * 100)))
+
+    def event(self, kind):
+        """The next one of this kind."""
+        while True:
+            while self._events:
+                event = self._events.pop(0)
+                if isinstance(event, kind):
+                    return event
+                assert isinstance(event, BatchEnding | LaneReady), event
+            fd, receive = self.bell
+            assert select.select([fd], [], [], WAIT_S)[0], "no event came"
+            self._events = receive()
+
+    def run(self, lane, step):
+        self.lanes.launch(lane, step)
+        return self.event(BatchDone).result.tokens
+
+
+@pytest.fixture
+def host(request):
+    hosts = []
+
+    def start(make, ladder=()):
+        hosts.append(Host(make, ladder))
+        return hosts[-1]
+
+    yield start
+    for host in hosts:
+        host.lanes.close()
+
+
+def test_a_request_handed_from_lane_to_lane_with_shares_that_move_gets_its_tokens(host):
+    params = SamplingParams(temperature=0.9, seed=4)
+    expected = generate(new_runner(new_pool()), PROMPT, 8, params)
+    lanes = host(lambda pool: EagerRunner.over(MODEL, WEIGHTS, pool))
+    for lane in ("P", "D"):
+        lanes.lanes.start(lane)
+        assert lanes.event(LaneReady).lane == lane
+    setups = [SlotSetup(0, len(PROMPT), params)]
+    tokens = lanes.run("P", batch([Slice(0, 0, PROMPT, True)], setups=setups))
+    for i in range(7):
+        share = (0.3, 0.7, 1.0)[i % 3]
+        lanes.lanes.prepare_shares({"P": 1 - share, "D": share})
+        step = batch(decodes={0: len(PROMPT) + i}, setups=setups if i == 0 else None)
+        step.share = share
+        tokens += lanes.run("D", step)
+    assert tokens == expected
+
+
+class Graphs(EagerRunner):
+    """An eager runner that has to prepare its steps, and notes where they run."""
+
+    def __init__(self, pool):
+        self.graphs, self.ran = [], []
+        runner = new_runner(pool)
+        super().__init__(runner)
+
+    def prepared(self, shape, place):
+        return (shape, place) in self.graphs
+
+    def prepare(self, shape, place):
+        self.graphs.append((shape, place))
+
+    def enqueue(self, step, place):
+        self.ran.append(place)
+        return super().enqueue(step, place)
+
+
+def test_a_share_that_moves_is_prepared_between_steps_and_no_step_prepares_anything(host):
+    made = []
+    lanes = host(lambda pool: made.append(Graphs(pool)) or made[0], ladder=[DECODE])
+    lanes.lanes.start("D")
+    lanes.event(LaneReady)
+    graphs = made[0]
+    assert graphs.graphs == [(DECODE, lanes.place(1.0)), (DECODE, lanes.place(0.5))], "both, before it serves"
+    assert lanes.lanes.reading("D", alone=False).sms == 50
+    assert lanes.lanes.reading("D", alone=True).sms == 100
+    assert lanes.lanes.reading("D", alone=True).extra_memory_bytes == 7, "what preparing has added"
+
+    lanes.lanes.prepare_shares({"D": 0.8, "P": 0.2})
+    for position in range(200):
+        step = batch(decodes={0: position % 60})
+        step.share = 0.8
+        before = lanes.place(0.8) in [place for _, place in graphs.graphs]
+        lanes.run("D", step)
+        if before:
+            break
+        assert graphs.ran[-1] in (lanes.place(0.5), lanes.place(0.8))
+    assert graphs.ran[-1] is lanes.place(0.8), "the lane has moved"
+    assert lanes.lanes.reading("D", alone=False).sms == 80
+    assert graphs.graphs[2:] == [(DECODE, lanes.place(0.8))], "captured once"
+
+
+@pytest.mark.parametrize(
+    ("error", "blamed", "words"),
+    [
+        (ConfigError("use --mode chunked"), True, "use --mode chunked"),
+        (torch.OutOfMemoryError("CUDA out of memory"), True, "--gpu-memory-utilization"),
+        (RuntimeError("an illegal memory access"), False, "illegal memory access"),
+    ],
+)
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_a_lane_that_can_not_start_says_why_and_whether_settings_are_to_blame(host, error, blamed, words):
+    def make(pool):
+        raise error
+
+    lanes = host(make)
+    lanes.lanes.start("D")
+    gone = lanes.event(LaneGone)
+    assert gone.config is blamed and words in gone.reason

@@ -1,0 +1,83 @@
+"""How a GPU's memory is divided, and what is said where it does not suffice."""
+
+import re
+
+import pytest
+
+from tidegate.base.errors import ConfigError
+from tidegate.base.specs import ModelSpec
+from tidegate.node.config import EngineConfig
+from tidegate.node.sizing import GPU_RESERVED_BYTES, DeviceMemory, gpu_pool
+
+GIB = 1 << 30
+MODEL = ModelSpec("LlamaForCausalLM", 32, 4096, 32, 8, 128, 14336, 128256, max_len=8192)
+TOKEN_BYTES = 32 * 2 * 8 * 128 * 2  # of KV in bfloat16
+
+
+def pool(free=140, total=140, weights=15, dtype="bfloat16", **asked):
+    config = EngineConfig(model="m", **asked)
+    return gpu_pool(MODEL, config, DeviceMemory(free * GIB, total * GIB), weights * GIB, dtype, 256)
+
+
+def refusal(**asked):
+    with pytest.raises(ConfigError) as caught:
+        pool(**asked)
+    said = str(caught.value)
+    assert "\n" not in said
+    return said
+
+
+def test_kv_gets_what_weights_and_graphs_leave_of_the_fraction():
+    room = int(140 * GIB * 0.9) - 15 * GIB - GPU_RESERVED_BYTES
+    assert pool().num_blocks == room // (16 * TOKEN_BYTES)
+    assert pool(gpu_memory_utilization=0.5).num_blocks == (49 * GIB) // (16 * TOKEN_BYTES)
+
+
+def test_memory_that_another_process_holds_is_left_alone():
+    assert pool(free=40).num_blocks == (40 * GIB - 15 * GIB - GPU_RESERVED_BYTES) // (16 * TOKEN_BYTES)
+
+
+def test_float32_takes_twice_as_much():
+    assert pool(dtype="float32").num_blocks == pool().num_blocks // 2
+
+
+def test_blocks_and_bytes_that_fit_are_given_as_asked():
+    assert pool(num_blocks=1000).num_blocks == 1000
+    assert pool(kv_cache_memory_bytes=2 * GIB).num_blocks == 2 * GIB // (16 * TOKEN_BYTES)
+
+
+@pytest.mark.parametrize(
+    ("asked", "short", "flag"),
+    [
+        ({"weights": 150}, "16.0 GiB", "smaller model"),
+        ({"weights": 150, "dtype": "float32"}, "16.0 GiB", "--dtype bfloat16"),
+        ({"free": 20}, "1.0 GiB", "end what else uses it"),
+        ({"gpu_memory_utilization": 0.1}, "7.0 GiB", "--gpu-memory-utilization"),
+        ({"num_blocks": 100_000}, "76.3 GiB", "--num-gpu-blocks-override"),
+        ({"kv_cache_memory_bytes": 120 * GIB}, "1.0 GiB", "--kv-cache-memory-bytes"),
+    ],
+)
+def test_a_refusal_says_how_much_is_short_and_what_to_change(asked, short, flag):
+    said = refusal(**asked)
+    assert short in said and flag in said
+
+
+def test_the_refusal_of_blocks_names_the_most_that_fit():
+    most = int(re.search(r"at most (\d+) blocks", refusal(num_blocks=100_000)).group(1))
+    assert pool(num_blocks=most).num_blocks == most
+    refusal(num_blocks=most + 1)
+
+
+def test_the_refusal_of_a_fraction_names_one_that_suffices():
+    least = float(re.search(r"more than ([\d.]+)", refusal(gpu_memory_utilization=0.1)).group(1))
+    assert pool(gpu_memory_utilization=least + 0.05).num_blocks > 0
+
+
+@pytest.mark.parametrize("fraction", [0.0, -0.5, 1.5])
+def test_a_fraction_is_over_0_and_up_to_1(fraction):
+    assert "--gpu-memory-utilization" in refusal(gpu_memory_utilization=fraction)
+
+
+def test_more_sequences_than_graphs_have_rows_are_refused():
+    assert pool(max_num_seqs=256).max_num_seqs == 256
+    assert "at most 256" in refusal(max_num_seqs=257)

@@ -1,0 +1,165 @@
+"""Gate "auto" picks the best way to run each step, keeps a step's limit, and spends spare time only where needed."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from msgspec.structs import replace
+from simulated import LIMITS, MACHINE, Run, config, conversations, load, slower
+
+from tidegate.core.core import Core
+from tidegate.slo.auto_gate import AutoGate
+from tidegate.slo.belief import Belief
+from tidegate.slo.gate import Observation, TimedRoom
+from tidegate.slo.goodput import Metric, Slo, attainment
+from tidegate.slo.latency import LatencyModel, Work
+
+MEAN, GAP = Slo(0.5, 0.025), Slo(0.5, 0.025, Metric.GAP)
+LONG = [(8000, 0.4)]
+
+
+def slowed(slowdown):
+    """MACHINE, but lanes slow each other down by so much."""
+    divisions = (replace(d, prefill_slowdown=slowdown, decode_slowdown=slowdown) for d in MACHINE.divisions)
+    return LatencyModel(MACHINE.whole, tuple(divisions))
+
+
+def chunk(gate, loaded):
+    """Prompt tokens of the hybrid step that the gate allows."""
+    allowance = gate.allow(loaded)
+    if allowance.costs is None:
+        return 0
+    room = TimedRoom(allowance, loaded.decode, LIMITS.slice_quantum_tokens)
+    first = loaded.prompts[0]
+    return room.tokens(first.start, min(first.remaining, allowance.tokens - loaded.decode.rows))
+
+
+# ---- the choice
+
+
+def test_without_prompts_decode_runs_alone():
+    gate = AutoGate(LIMITS, MEAN, Belief(MACHINE))
+    assert chunk(gate, load()) == 0 and gate.choices == {"decode": 1}
+
+
+def test_without_decodes_prefill_has_the_whole_device_for_a_slice():
+    gate = AutoGate(LIMITS, MEAN, Belief(MACHINE))
+    allowance = gate.allow(load(rows=0, prompts=LONG))
+    assert gate.choices == {"prefill": 1}
+    assert allowance.costs is MACHINE.whole and allowance.seconds == LIMITS.slice_seconds
+
+
+def test_where_lanes_slow_each_other_down_much_the_step_is_hybrid():
+    gate = AutoGate(LIMITS, MEAN, Belief(slowed(3.0)))
+    assert chunk(gate, load(prompts=LONG)) > 0
+    assert gate.choices == {"hybrid": 1}
+
+
+def test_where_lanes_hardly_disturb_each_other_and_steps_are_short_they_run_beside_each_other():
+    """In 12 ms a hybrid step has room for little besides its decodes; three quarters of the device do for these, and
+    the rest prefills faster."""
+    gate = AutoGate(LIMITS, replace(MEAN, tpot_s=0.0125), Belief(slowed(1.0)))
+    loaded = load(rows=240, context=500, prompts=LONG)
+    assert chunk(gate, loaded) == 0
+    assert gate.choices == {"decode beside prefill": 1}
+    beside = gate.allow(loaded._replace(lane="P", other_busy=True))
+    division = MACHINE.division(gate.shares["P"])
+    assert beside.costs == division.prefill and beside.tokens > 0
+
+
+def test_prefill_that_ends_with_the_next_hybrid_step_is_not_moved_to_a_lane_of_its_own():
+    gate = AutoGate(LIMITS, replace(MEAN, tpot_s=0.0125), Belief(slowed(1.0)))
+    assert chunk(gate, load(rows=240, context=500, prompts=[(48, 0.4)])) == 48
+
+
+def test_while_prefill_has_a_batch_in_flight_decode_goes_on_beside_it():
+    gate = AutoGate(LIMITS, MEAN, Belief(slowed(3.0)))
+    assert chunk(gate, load(prompts=LONG, busy=True)) == 0
+
+
+# ---- the limit
+
+
+loads = st.builds(
+    load,
+    rows=st.integers(1, 256),
+    context=st.integers(1, 4000),
+    prompts=st.lists(st.tuples(st.integers(1, 8000), st.floats(-0.2, 0.5)), min_size=1, max_size=4),
+)
+
+
+@given(loads, st.sampled_from([MEAN, GAP]), st.floats(0.7, 1.5))
+def test_no_chunk_is_predicted_to_exceed_the_limit_unless_it_is_the_least(loaded, slo, error):
+    gate = AutoGate(LIMITS, slo, Belief(slowed(3.0)))
+    for _ in range(80):
+        step = Work(rows=32, context=32_000)
+        gate.observe(Observation("D", 1.0, False, step, error * MACHINE.whole.seconds(step)))
+    tokens = chunk(gate, loaded)
+    if tokens > LIMITS.min_slice_tokens:
+        step = loaded.decode.and_slice(0, tokens)
+        assert MACHINE.whole.seconds(step) * gate.belief.factor("hybrid") <= slo.tpot_s * 1.0001
+
+
+def test_however_late_decode_is_prefill_goes_on_with_the_least_chunk():
+    gate = AutoGate(LIMITS, replace(MEAN, tpot_s=0.001), Belief(slowed(3.0)))
+    assert chunk(gate, load(prompts=LONG)) == LIMITS.min_slice_tokens
+
+
+def test_near_equal_options_do_not_make_it_flap():
+    """Whatever slowdown makes both ways about as good, small changes of the load do not change the way."""
+    for slowdown in (1.0, 1.05, 1.1, 1.15, 1.2, 1.25, 1.3, 1.4, 1.5):
+        gate = AutoGate(LIMITS, MEAN, Belief(slowed(slowdown)))
+        for step in range(200):
+            gate.allow(load(rows=100 + step % 3, context=1000 + 10 * (step % 7), prompts=LONG))
+        assert gate.moves <= 2, slowdown
+
+
+# ---- spare time
+
+
+def limit(gate, loaded):
+    """Seconds that the hybrid step may take."""
+    return gate.allow(loaded).seconds * gate.belief.factor("hybrid")
+
+
+BASE = MEAN.tpot_s * AutoGate.MARGIN
+
+
+def test_spare_time_is_left_alone_while_prompts_are_in_time_without_it():
+    gate = AutoGate(LIMITS, MEAN, Belief(slowed(3.0)))
+    assert limit(gate, load(prompts=[(2000, 0.5)], spares_s=[0.3, 0.3])) == pytest.approx(BASE)
+
+
+def test_spare_time_is_left_alone_where_it_would_save_nobody():
+    gate = AutoGate(LIMITS, MEAN, Belief(slowed(3.0)))
+    assert limit(gate, load(prompts=[(8000, 0.05)], spares_s=[0.06, 0.06])) == pytest.approx(BASE)
+
+
+@given(st.floats(0.1, 0.5), st.integers(1000, 8000), st.floats(0.03, 0.4))
+def test_no_more_spare_time_is_spent_than_a_prompt_needs_and_than_there_is(left_s, tokens, spare_s):
+    """With a little less than was taken the prompt would not have been saved, and nothing is taken."""
+    model = slowed(3.0)
+    loaded = load(prompts=[(tokens, left_s)], spares_s=[spare_s] * 2)
+    given_s = limit(AutoGate(LIMITS, MEAN, Belief(model)), loaded)
+    assert given_s == pytest.approx(BASE) or given_s <= spare_s
+    if given_s > BASE * 1.001:
+        stingy = load(prompts=[(tokens, left_s)], spares_s=[(given_s - 0.001) / AutoGate.MARGIN] * 2)
+        assert limit(AutoGate(LIMITS, MEAN, Belief(model)), stingy) == pytest.approx(BASE)
+
+
+def test_one_request_is_given_up_only_for_two_prompts_or_more():
+    """The first spares nothing, the others much: taking what those can spare costs the first its SLO."""
+    spares = [0.025, 0.4, 0.4]
+    one = load(rows=64, context=5000, prompts=[(4000, 0.1)])
+    two = load(rows=64, context=5000, prompts=[(4000, 0.1), (4000, 0.18)])
+    assert limit(AutoGate(LIMITS, MEAN, Belief(slowed(3.0))), one._replace(spares_s=spares)) == pytest.approx(BASE)
+    assert limit(AutoGate(LIMITS, MEAN, Belief(slowed(3.0))), two._replace(spares_s=spares)) > 1.5 * BASE
+
+
+# ---- served
+
+
+@pytest.mark.parametrize("slo", [MEAN, GAP])
+def test_a_device_slower_than_believed_keeps_the_slo_all_the_same(slo):
+    core = Core(config(mode="auto", order="slack", slo=slo))
+    run = conversations(Run(core, slower(MACHINE, 1.3), noise=0.02), rate=20, seconds=8)
+    assert attainment(run.latencies.values(), slo) > 0.9

@@ -1,0 +1,115 @@
+"""Gate "drift": decode's smallest part that keeps the SLO in the worst case."""
+
+import pytest
+from simulated import LIMITS, MACHINE, Run, config, conversations, load, slower
+
+from tidegate.base.errors import ConfigError
+from tidegate.core.core import Core
+from tidegate.slo.belief import Belief
+from tidegate.slo.drift_gate import DriftGate
+from tidegate.slo.gate import Observation
+from tidegate.slo.gates import make_gate
+from tidegate.slo.goodput import Metric, Slo, attainment
+from tidegate.slo.latency import LatencyModel
+
+PROMPTS = [(4000, 0.4)]
+
+
+def gate(tpot_s, share=0.5):
+    return DriftGate(LIMITS, Slo(0.5, tpot_s), Belief(MACHINE), share)
+
+
+def worst_s(share, loaded, made):
+    division = MACHINE.division(share)
+    step = division.decode.seconds(loaded.decode) * division.decode_slowdown
+    return step * made.belief.factor("decode beside") * made.belief.guard("decode beside", made.SURE)
+
+
+def settle(made, loaded):
+    for _ in range(50):
+        made.allow(loaded)
+    return made.shares["P"]
+
+
+@pytest.mark.parametrize(("tpot_s", "share"), [(0.04, 0.75), (0.02, 0.5), (0.011, 0.25)])
+def test_prefill_gets_all_but_the_smallest_part_that_does_for_decode(tpot_s, share):
+    made, loaded = gate(tpot_s), load(prompts=PROMPTS)
+    assert settle(made, loaded) == share
+    assert worst_s(share, loaded, made) <= tpot_s
+    assert share == 0.75 or worst_s(share + 0.25, loaded, made) > tpot_s
+
+
+def test_where_no_part_does_decode_gets_the_largest():
+    assert settle(gate(0.001), load(prompts=PROMPTS)) == 0.25
+
+
+def test_contention_counts_a_device_that_slows_decode_down_more_gives_it_more():
+    loaded = load(prompts=PROMPTS)
+    calm, measured = gate(0.02), gate(0.02)
+    for _ in range(200):
+        step = MACHINE.division(0.5).decode.seconds(loaded.decode)
+        measured.belief.observe(Observation("D", 0.5, True, loaded.decode, 1.8 * step))
+    assert settle(calm, loaded) == 0.5 and settle(measured, loaded) == 0.25
+
+
+def test_decode_gets_more_at_once_and_less_only_after_a_while():
+    made = gate(0.02)
+    light, heavy = load(rows=8, prompts=PROMPTS), load(rows=250, context=4000, prompts=PROMPTS)
+    settle(made, light)
+    before = made.shares["P"]
+    made.allow(heavy)
+    assert made.shares["P"] < before
+    for _ in range(made.PATIENCE - 1):
+        made.allow(light)
+    assert made.shares["P"] < before
+    made.allow(light)
+    assert made.shares["P"] == before
+
+
+def test_a_load_at_the_border_of_two_parts_does_not_make_it_flap():
+    made = gate(0.02)
+    loads = [load(rows=64, context=1000 + 60 * i, prompts=PROMPTS) for i in range(80)]
+    border = next(one for one in loads if worst_s(0.5, one, made) > 0.0198)
+    rows = border.decode.rows
+    for step in range(500):
+        context = int(border.decode.context * (0.98 + 0.04 * (step % 5) / 4))
+        made.allow(border._replace(decode=border.decode._replace(context=context, rows=rows)))
+    assert made.moves <= 2
+
+
+def test_nothing_moves_while_there_is_no_prefill():
+    made = gate(0.04)
+    settle(made, load())
+    assert made.moves == 0 and made.shares == {"P": 0.5, "D": 0.5}
+
+
+@pytest.mark.parametrize("rows", [8, 64, 256])
+def test_a_slice_takes_about_as_long_as_whole_steps_of_decode(rows):
+    made, loaded = gate(0.02), load(rows=rows, prompts=PROMPTS)
+    settle(made, loaded)
+    division = MACHINE.division(made.shares["P"])
+    step = division.decode.seconds(loaded.decode) * division.decode_slowdown
+    allowance = made.allow(loaded._replace(lane="P", other_busy=True))
+    slice_s = allowance.seconds * division.prefill_slowdown
+    assert slice_s / step == pytest.approx(max(1, round(slice_s / step))), "whole steps"
+    assert slice_s <= max(step, 1.5 * LIMITS.slice_seconds)
+    assert allowance.costs == division.prefill
+
+
+def test_prefill_alone_has_the_whole_device():
+    allowance = gate(0.02).allow(load(lane="P", rows=0, prompts=PROMPTS))
+    assert allowance.costs is MACHINE.whole and allowance.seconds == LIMITS.slice_seconds
+
+
+@pytest.mark.parametrize("metric", list(Metric))
+def test_a_device_slower_than_believed_keeps_the_slo_all_the_same(metric):
+    slo = Slo(0.5, 0.025, metric)
+    core = Core(config(mode="semi", gate="drift", order="slack", slo=slo))
+    run = conversations(Run(core, slower(MACHINE, 1.3), noise=0.02), rate=16, seconds=8)
+    assert attainment(run.latencies.values(), slo) > 0.9
+
+
+@pytest.mark.parametrize("name", ["drift", "semi-pd"])
+def test_a_device_that_cannot_be_divided_has_no_such_gate(name):
+    with pytest.raises(ConfigError, match="can't be divided"):
+        make_gate(name, LIMITS, {"P": 0.5, "D": 0.5}, Slo(0.5, 0.02), Belief(LatencyModel(MACHINE.whole)))
