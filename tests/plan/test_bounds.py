@@ -81,6 +81,12 @@ def test_what_does_not_fit_says_how_much_is_short():
         _ = toy.setting(None, of=big, gpus=1, memory_gib=80.0).degrees
 
 
+def test_what_does_not_fit_says_on_how_many_devices_it_would():
+    big = toy.model(num_heads=4, num_layers=400, hidden_size=4096, ffn_size=16384)
+    with pytest.raises(ConfigError, match="--gpus 4 would do"):
+        _ = toy.setting(None, of=big, gpus=1, memory_gib=80.0).degrees
+
+
 def test_a_request_longer_than_the_model_takes_is_refused():
     with pytest.raises(ConfigError, match="longest request has 220 tokens and toy takes 100"):
         _ = toy.setting(of=toy.model(max_len=100)).degrees

@@ -1,5 +1,6 @@
 """A plan for people: a table, the reasons, and the commands."""
 
+from tidegate.plan.mixed import Mixed
 from tidegate.plan.summary import Row, Summary
 from tidegate.slo.goodput import GOODPUT_ATTAINMENT, Metric, Slo
 
@@ -93,6 +94,8 @@ def _compared(row: Row, winner: Row) -> str:
 
 def _limit(row: Row) -> str:
     """What gives way first above the goodput."""
+    if row.family == Mixed.family:
+        return "its parts have the limits that they have alone"
     kv_full = row.kv_left_tokens < 0.1 * row.kv_tokens
     memory = ", with its KV cache full" if kv_full else ""
     missed = max(row.missed_ttft, row.missed_tpot)

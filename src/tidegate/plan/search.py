@@ -14,7 +14,7 @@ from tidegate.plan.rate import Found, Length, highest_rate, probe
 from tidegate.plan.setting import Setting
 from tidegate.slo.goodput import GOODPUT_ATTAINMENT, Latency, Metric, percentile
 
-ROUNDS = (100, 250, 700)  # requests of a simulation
+ROUNDS = (100, 250, 900)  # requests of a simulation
 FACTORS = (1.2, 1.1, 1.06)  # by which its rates differ at first
 KEPT = (5, 3)  # candidates that go on to the next round
 LEAST_SIMULATED, MOST_SIMULATED = 8, 14  # candidates

@@ -70,13 +70,17 @@ class Setting:
         fitting = [tp for tp in tried if self.short_bytes(tp) == 0]
         if not fitting:
             tp = tried[-1]
+            enough = [
+                more for more in degrees(self.model, self.device, self.device.per_node) if not self.short_bytes(more)
+            ]
+            advice = f": --gpus {enough[0]} would do" if enough else ""
             have = self.memory(tp)
             raise ConfigError(
                 f"{self.model_name} does not fit: over {tp} × {self.device.title} each holds "
                 f"{have.weight_bytes / GIB:.1f} GiB of weights and {have.reserve_bytes / GIB:.0f} GiB of workspace; "
                 f"with the longest request ({self.demand.longest_tokens} tokens) "
                 f"{self.short_bytes(tp) / GIB:.1f} GiB are short of the {have.usable_bytes / GIB:.1f} GiB that may "
-                "be used"
+                f"be used{advice}"
             )
         return fitting
 
