@@ -19,6 +19,7 @@ from tidegate.node.client import start_engine
 from tidegate.node.config import EngineConfig
 from tidegate.node.profile import add_profile, profile
 from tidegate.node.wire import EngineInfo
+from tidegate.plan.command import add_plan
 from tidegate.policy.modes import MODES
 from tidegate.policy.order import ORDERS
 from tidegate.server.app import create_app
@@ -70,6 +71,7 @@ def parser() -> argparse.ArgumentParser:
     add_bench(commands)
     commands.choices["bench"].set_defaults(run=run_bench)
     add_simulate(commands)
+    add_plan(commands)
     about = "say what this machine offers, what will be used, and why"
     commands.add_parser("doctor", help=about, description=about).set_defaults(run=run_doctor)
     return top
