@@ -279,7 +279,9 @@ class Core:
         room = None
         if allowance.costs is not None:
             room = TimedRoom(allowance, load.decode, config.slice_quantum_tokens)
-        plan = spec.rule(view, Budget(allowance.tokens, config.max_prefill_tokens, config.max_slices, room))
+        rows = load.decode.rows
+        tokens = allowance.tokens - (config.padding.padded_rows(rows) - rows)  # so that it is padded to no more
+        plan = spec.rule(view, Budget(tokens, config.max_prefill_tokens, config.max_slices, room))
         return self._binder.bind(lane, plan)
 
     def _load(self, view: LaneView, now: float, busy: bool, ready: bool) -> Load:

@@ -67,8 +67,8 @@ class Pace(NamedTuple):
 
 class AutoGate(Gate):
     MARGIN = 0.96  # of an SLO on the mean that steps may take
-    SURE = 0.99  # of the steps must keep an SLO on every gap
-    HOST_SECONDS = 2e-4  # of a gap, that are not a step's
+    SURE = 0.995  # of the steps must keep an SLO on every gap
+    HOST_SECONDS = 8e-4  # of a gap: by so much tokens of one step reach a client earlier or later than those of another
     ADVANTAGE = 1.05
     BANKED = 32  # steps for which the time that everybody can spare must do, if none of them needs it now
     KEPT = 4096  # rates beside decode
