@@ -1,4 +1,4 @@
-"""The command line: ``tidegate serve``, ``profile``, ``bench serve``, ``bench goodput``, ``doctor``."""
+"""The command line: ``tidegate serve``, ``profile``, ``bench serve``, ``bench goodput``, ``simulate``, ``doctor``."""
 
 import argparse
 import asyncio
@@ -14,10 +14,12 @@ from tidegate.base.clock import now_s
 from tidegate.base.errors import ConfigError, TidegateError
 from tidegate.bench.command import add_bench
 from tidegate.bench.command import run as run_bench
+from tidegate.bench.simulate import add_simulate
 from tidegate.node.client import start_engine
 from tidegate.node.config import EngineConfig
 from tidegate.node.profile import add_profile, profile
 from tidegate.node.wire import EngineInfo
+from tidegate.plan.command import add_plan
 from tidegate.policy.modes import MODES
 from tidegate.policy.order import ORDERS
 from tidegate.server.app import create_app
@@ -68,6 +70,8 @@ def parser() -> argparse.ArgumentParser:
     command.set_defaults(run=run_profile, mode="auto")
     add_bench(commands)
     commands.choices["bench"].set_defaults(run=run_bench)
+    add_simulate(commands)
+    add_plan(commands)
     about = "say what this machine offers, what will be used, and why"
     commands.add_parser("doctor", help=about, description=about).set_defaults(run=run_doctor)
     return top

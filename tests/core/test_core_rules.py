@@ -21,6 +21,7 @@ from tidegate.base.request import RequestSpec, SamplingParams
 from tidegate.core.config import CoreConfig
 from tidegate.sim.device import expected_tokens
 from tidegate.sim.driver import Simulation
+from tidegate.slo.latency import Padding
 
 
 def spec(name, prompt_len=8, max_tokens=4, **more):
@@ -319,3 +320,19 @@ def test_what_a_request_has_generated_is_shared_with_those_that_go_on_from_it():
     _, simulation = run("semi", [(0.0, Arrived(first)), (5.0, Arrived(again))])
     simulation.run()
     assert simulation.outputs["b"][0].cached_tokens == 28, "29 tokens of a were computed, in blocks of 4"
+
+
+def test_a_hybrid_batch_is_within_the_budget_also_when_its_decodes_are_padded():
+    _, simulation = run(
+        "chunked",
+        [(0.01 * i, Arrived(spec(f"r{i}", 20, 12))) for i in range(6)],
+        budget=16,
+        num_blocks=60,
+        padding=Padding((16, 32), 4),
+    )
+    simulation.run()
+    batches = [batch for _, _, actions in simulation.log for batch in launches(actions).values()]
+    hybrid = [batch for batch in batches if batch.slices and batch.decode_slots]
+    assert any(len(batch.decode_slots) % 4 for batch in hybrid)
+    for batch in hybrid:
+        assert batch.num_prefill_tokens + -(-len(batch.decode_slots) // 4) * 4 <= 16

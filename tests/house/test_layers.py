@@ -12,9 +12,9 @@ import tidegate
 ROOT = Path(tidegate.__file__).parent
 ORDER = [
     "base", "kv", "slo", "policy", "core", "sim", "kernels", "models", "device", "runner", "transfer", "node",
-    "cluster", "server", "bench", "cli",
+    "cluster", "server", "bench", "plan", "cli",
 ]  # fmt: skip
-WITHOUT_TORCH = ["base", "kv", "slo", "policy", "core", "sim", "cluster", "server", "bench", "cli"]
+WITHOUT_TORCH = ["base", "kv", "slo", "policy", "core", "sim", "cluster", "server", "bench", "plan", "cli"]
 
 
 def sources(package):

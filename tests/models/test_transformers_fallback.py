@@ -18,6 +18,7 @@ from transformers import (
     FalconH1Config,
     Gemma2Config,
     GptOssConfig,
+    GraniteModel,
     Llama4TextConfig,
     MambaConfig,
     Phi3Config,
@@ -139,6 +140,16 @@ def test_a_model_with_another_memory_than_attentions_is_refused_when_it_is_loade
     mamba = {"mamba_d_ssm": 64, "mamba_n_heads": 4, "mamba_d_head": 16, "mamba_n_groups": 1, "mamba_d_state": 16}
     save_tiny(FalconH1Config(**SHAPE, **mamba, time_step_limit=(0.0, 9.0)), tmp_path)
     with pytest.raises(ModelError, match="its tokens reach each other in other ways than attention"):
+        Driver(str(tmp_path))
+
+
+def test_a_model_that_counts_positions_itself_is_refused_when_it_is_loaded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save_tiny(FALLBACK_FAMILIES["granite"], tmp_path)
+    forward = GraniteModel.forward
+    monkeypatch.setattr(GraniteModel, "forward", lambda self, position_ids, **more: forward(self, **more))
+    with pytest.raises(ModelError, match="does not take their positions as given"):
         Driver(str(tmp_path))
 
 

@@ -47,7 +47,7 @@ class LaneView:
     def decoding(self) -> Work:
         """What the next token of everybody who decodes asks of the device."""
         rows = self._ready
-        return Work(rows=len(rows), context=sum(len(r.tokens) + r.in_flight for r in rows))
+        return Work(rows=len(rows), context=sum([len(r.tokens) + r.in_flight for r in rows]))
 
     def decodes(self) -> list[Request]:
         return self._ready
@@ -101,20 +101,21 @@ class Binder:
         positions: list[int] = []
         released: list[Request] = []
         for r in plan.decodes:
-            if r.state is State.WAITING:
-                continue  # preempted for a row above
             position = len(r.tokens) - 1 + r.in_flight
-            if position >= r.capacity and not self._make_room(r):
-                continue
-            if r.tabled < len(r.blocks):
-                tables.append(_table_update(r))
-            if r.lane is not lane:
-                setups.append(self._move(r, lane))
-            if r.prefill_lane is not None:
-                self.totals.handovers += r.prefill_lane != lane.name
-                r.prefill_lane = None
-                if r.held is not None:
-                    released.append(r)
+            if r.lane is not lane or r.prefill_lane is not None or position >= r.capacity:  # few
+                if r.state is State.WAITING:
+                    continue  # preempted for a row above
+                if position >= r.capacity and not self._make_room(r):
+                    continue
+                if r.tabled < len(r.blocks):
+                    tables.append(_table_update(r))
+                if r.lane is not lane:
+                    setups.append(self._move(r, lane))
+                if r.prefill_lane is not None:
+                    self.totals.handovers += r.prefill_lane != lane.name
+                    r.prefill_lane = None
+                    if r.held is not None:
+                        released.append(r)
             r.in_flight += 1
             decodes.append(r)
             slots.append(r.slot)
@@ -139,9 +140,13 @@ class Binder:
             self._queues.order.served(r, count)
         if not slices and not decodes:
             return None
-        batch = Batch(self._next_batch_id, 1.0, slices, slots, positions, tables, setups)
-        self._next_batch_id += 1
+        batch = Batch(self.next_id(), 1.0, slices, slots, positions, tables, setups)
         return Bound(batch, Flight(batch.id, 1.0, prefills, decodes, Work.of(batch)), released)
+
+    def next_id(self) -> int:
+        """Of a batch."""
+        self._next_batch_id += 1
+        return self._next_batch_id - 1
 
     def preempt(self, request: Request) -> None:
         """Takes an idle request off the device; it will be computed again when there is room."""

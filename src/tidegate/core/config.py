@@ -11,7 +11,7 @@ from tidegate.policy.modes import MODES, Mode
 from tidegate.policy.order import ORDERS
 from tidegate.slo.gate import Limits
 from tidegate.slo.goodput import Metric, Slo
-from tidegate.slo.latency import LatencyModel
+from tidegate.slo.latency import LatencyModel, Padding
 
 
 class CoreConfig(msgspec.Struct, frozen=True):
@@ -19,7 +19,7 @@ class CoreConfig(msgspec.Struct, frozen=True):
     block_size: int
     max_num_seqs: int
     max_model_len: int
-    vocab_size: int
+    vocab_size: int  # 0: token ids are not checked
     max_num_batched_tokens: int
     max_prefill_tokens: int = 1 << 30  # prompt tokens that the device takes in one batch
     mode: str = "semi"
@@ -36,6 +36,7 @@ class CoreConfig(msgspec.Struct, frozen=True):
     min_slice_tokens: int = 32
     slice_quantum_tokens: int = 16  # slices are whole multiples of it
     max_slices: int = 1 << 20  # prompts in one batch
+    padding: Padding = Padding()  # of batches, by the device
     prefill_tokens_per_s: float = 500.0  # first guess of the whole device's rate; corrected by observation
     max_losses: int = 3  # a request whose batches were lost so often, with no progress in between, fails
 

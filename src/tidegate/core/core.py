@@ -7,6 +7,7 @@ simulator on predicted ones.
 """
 
 import math
+from collections.abc import Iterator, Sequence
 
 import msgspec
 
@@ -39,6 +40,7 @@ from tidegate.core.lanes import Flight, Lane
 from tidegate.core.queues import Queues
 from tidegate.core.request import PATIENCE_SECONDS, Request, State
 from tidegate.core.residency import Residency
+from tidegate.core.steady import TOKEN, SteadyRun
 from tidegate.policy.modes import MODES, Mode
 from tidegate.policy.order import order_by_name
 from tidegate.policy.rule import Budget
@@ -47,7 +49,7 @@ from tidegate.slo.gate import Ended, Gate, Load, Observation, Outlook, Pressing,
 from tidegate.slo.gates import make_gate
 from tidegate.slo.goodput import Metric
 from tidegate.slo.latency import Work
-from tidegate.slo.schedule import Schedule, Standing
+from tidegate.slo.schedule import Schedule, Standing, WorkedOutLater
 
 PRESSING = 16  # prompts that a gate is told of
 SPARES = 4  # decoding requests, those with the least time to spare, that a gate is told of
@@ -128,7 +130,7 @@ class Core:
                 "invalid",
                 f"{length} prompt tokens and {spec.max_tokens} new ones do not fit into {config.max_model_len} tokens",
             )
-        elif min(spec.prompt) < 0 or max(spec.prompt) >= config.vocab_size:
+        elif config.vocab_size and (min(spec.prompt) < 0 or max(spec.prompt) >= config.vocab_size):
             refusal = ("invalid", f"prompt token ids must lie between 0 and {config.vocab_size - 1}")
         elif len(self._queues.waiting) >= config.max_waiting:
             refusal = ("rejected", f"{config.max_waiting} requests are waiting already")
@@ -165,12 +167,7 @@ class Core:
         result = event.result
         lane = self.lanes[event.lane]
         flight = lane.land(result.id)
-        lane.count(flight, result.seconds)
-        seconds = lane.took(flight, result.seconds, now)
-        seen = Observation(lane.name, flight.share, flight.beside, flight.work, seconds)
-        if self.belief is not None:
-            self.belief.observe(seen)
-        self.gate.observe(seen)
+        self._account(lane, flight, result.seconds, now)
         tokens = iter(result.tokens)
         logprobs = iter(result.logprobs) if result.logprobs else None
         for request, end, samples in flight.prefills:
@@ -189,9 +186,6 @@ class Core:
                 request.prompt_done()
                 self._queues.decoding[request.id] = request
                 self._append(request, token, logprob, now, hold=lane.spec is not None and not lane.spec.decodes)
-        if flight.decodes:
-            self._schedule.step(now - max(self._stepped_s, now - PACE_LIMIT_SECONDS))
-            self._stepped_s = now
         for request, token in zip(flight.decodes, tokens, strict=True):
             logprob = next(logprobs) if logprobs else None
             request.in_flight -= 1
@@ -199,6 +193,18 @@ class Core:
                 self._let_go(request)
                 continue
             self._append(request, token, logprob, now)
+
+    def _account(self, lane: Lane, flight: Flight, seconds: float, now: float) -> None:
+        """A batch has been run, and took so long."""
+        lane.count(flight, seconds)
+        took_s = lane.took(flight, seconds, now)
+        seen = Observation(lane.name, flight.share, flight.beside, flight.work, took_s)
+        if self.belief is not None:
+            self.belief.observe(seen)
+        self.gate.observe(seen)
+        if flight.decodes:
+            self._schedule.step(now - max(self._stepped_s, now - PACE_LIMIT_SECONDS))
+            self._stepped_s = now
 
     def _lane_ready(self, event: LaneReady) -> None:
         lane = self._lane(event.lane)
@@ -245,45 +251,58 @@ class Core:
                 for request in bound.released:
                     self._release(request, now)
                 launches.append((lane, bound))
-        actions: list[Action] = []
-        if self.gate.shares != self.shares:
-            self.shares = dict(self.gate.shares)
-            actions.append(Resize(self.shares))
+        actions: list[Action] = self._follow_gate()
         for lane, (batch, flight, _) in launches:
             flight.beside = self._others_in_flight(lane)
             batch.share = flight.share = self._share(lane) if flight.beside else 1.0
             actions.append(Launch(lane.name, batch))
         return actions
 
+    def _follow_gate(self) -> list[Action]:
+        if self.gate.shares == self.shares:
+            return []
+        self.shares = dict(self.gate.shares)
+        return [Resize(self.shares)]
+
     def _plan(self, lane: Lane, now: float) -> Bound | None:
         spec, config = lane.spec, self.config
         assert spec is not None
+        if not spec.decodes and (not self._queues.has_prompts or self.gate.rests(lane.name)):
+            return None
         busy, ready = self._others_in_flight(lane), self._others_have_work(lane)
         outlook = self.gate.outlook(spec.name, alone=not busy and not ready)
         view = LaneView(lane, self._queues, self._residency, now, outlook)
-        allowance = self.gate.allow(self._load(view, now, busy, ready))
+        load = self._load(view, now, busy, ready)
+        allowance = self.gate.allow(load)
+        if not allowance.tokens and not spec.decodes:
+            return None
         room = None
         if allowance.costs is not None:
-            decode = view.decoding if spec.decodes else Work()
-            room = TimedRoom(allowance, decode, config.slice_quantum_tokens)
-        plan = spec.rule(view, Budget(allowance.tokens, config.max_prefill_tokens, config.max_slices, room))
+            room = TimedRoom(allowance, load.decode, config.slice_quantum_tokens)
+        rows = load.decode.rows
+        tokens = allowance.tokens - (config.padding.padded_rows(rows) - rows)  # so that it is padded to no more
+        plan = spec.rule(view, Budget(tokens, config.max_prefill_tokens, config.max_slices, room))
         return self._binder.bind(lane, plan)
 
     def _load(self, view: LaneView, now: float, busy: bool, ready: bool) -> Load:
         """What the gate needs to know of the queues."""
         pressing = [Pressing(r.launched, r.remaining, r.deadline_s) for r in view.prompts[:PRESSING]]
         late = sum(request.late for request in self._queues.waiting)
-        return Load(now, view.lane.name, view.decoding, pressing, self._spares(now), busy, ready, late)
+        spec = view.lane.spec
+        decode = view.decoding if spec and spec.decodes else Work()
+        return Load(now, view.lane.name, decode, pressing, self._spares(now), busy, ready, late)
 
-    def _spares(self, now: float) -> list[float]:
+    def _spares(self, now: float) -> Sequence[float]:
         slo = self.config.slo
         if slo is None or slo.metric is Metric.GAP:
             return []
-        standing = (
-            Standing(r.first_s or now, r.num_output + r.in_flight, r.tpot_s or slo.tpot_s)
-            for r in self._queues.decoding.values()
-        )
-        return self._schedule.spares_s(standing, now, SPARES)
+        default_s = slo.tpot_s
+
+        def standing() -> Iterator[Standing]:
+            for r in self._queues.decoding.values():
+                yield Standing(r.first_s or now, r.num_output + r.in_flight, r.tpot_s or default_s)
+
+        return WorkedOutLater(lambda: self._schedule.spares_s(standing(), now, SPARES))
 
     def _share(self, lane: Lane) -> float:
         return self.shares[lane.name] if len(self.mode.lanes) > 1 else 1.0
@@ -301,6 +320,36 @@ class Core:
                 if prefill or decode:
                     return True
         return False
+
+    # ---- steps that are bound to come
+
+    def steady(self, name: str) -> SteadyRun | None:
+        """If the next batch of lane ``name`` is bound to be the decodes of the one in flight, unless an event comes."""
+        lane, queues = self._lane(name), self._queues
+        if queues.waiting or queues.prefilling or len(lane.flights) != 1 or lane.ending or self._others_in_flight(lane):
+            return None
+        flight = lane.flights[0]
+        if not self._decodes_alone(lane) or flight.prefills or flight.decodes != list(queues.decoding.values()):
+            return None
+        if not all(request.plain for request in flight.decodes):
+            return None
+        run = SteadyRun(lane, self._binder, self._residency, self._offer, self._steady_landed)
+        return run if run.goes_on else None
+
+    def _decodes_alone(self, lane: Lane) -> bool:
+        return [spec for spec in self.mode.lanes if spec.decodes] == [lane.spec]
+
+    def _offer(self, lane: Lane, decode: Work, now: float) -> None:
+        self._now = now
+        self.gate.allow(Load(now, lane.name, decode, [], [], other_busy=False, other_ready=False))
+        self._follow_gate()
+
+    def _steady_landed(self, lane: Lane, flight: Flight, seconds: float, ended: list[Request], now: float) -> None:
+        self._outputs, self._now = [], now
+        self._account(lane, flight, seconds, now)
+        for request in ended:
+            self._end(request, "length", [TOKEN], "", now)
+        self._follow_gate()
 
     # ---- lanes and modes
 
@@ -366,6 +415,9 @@ class Core:
         when that lane's next step starts, so that the wait for it counts to TTFT and not to the gap that follows."""
         request.tokens.append(token)
         request.losses = 0
+        if request.plain and request.first_s is not None and len(request.tokens) < request.limit:
+            self._outputs.append(Output(request.id, [token]))
+            return
         finish = None
         if token in request.stop_ids:
             finish = "stop"

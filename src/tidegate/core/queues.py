@@ -66,5 +66,9 @@ class Queues:
         if self.prefilling.pop(request.id, None) is None and self.decoding.pop(request.id, None) is None:
             self.dequeue(request)
 
+    @property
+    def has_prompts(self) -> bool:
+        return bool(self.waiting or self.prefilling)
+
     def admitted(self) -> list[Request]:
         return [*self.prefilling.values(), *self.decoding.values()]

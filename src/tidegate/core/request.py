@@ -53,6 +53,7 @@ class Request:
         "limit",
         "losses",
         "order_key",
+        "plain",
         "prefill_lane",
         "reported",
         "seq",
@@ -74,6 +75,8 @@ class Request:
         self.tokens = list(spec.prompt)
         self.limit = len(spec.prompt) + spec.max_tokens  # length at which it ends
         self.stop_ids = frozenset(spec.sampling.stop_token_ids)
+        # Whether there is nothing about its tokens but how many there are.
+        self.plain = not self.stop_ids and spec.sampling.logprobs is None
         self.state = State.WAITING
         self.order_key: tuple[int, float, int] = (spec.priority, 0.0, seq)
         self.lane: Lane | None = None  # the last one that was told how to sample for it

@@ -21,15 +21,15 @@ from collections.abc import Sequence
 class BlockPool:
     def __init__(self, num_blocks: int) -> None:
         self.num_blocks = num_blocks
-        self._free = list(range(num_blocks - 1, -1, -1))  # a stack: ids ascend as they are taken
-        self._refs = [0] * num_blocks
+        self._free: list[int] = []  # a stack of those that were given back
+        self._refs: list[int] = []  # of all blocks that were ever taken; ids ascend as they are taken first
         self._cached: OrderedDict[int, None] = OrderedDict()  # least recently released first
         self._key_of: dict[int, bytes] = {}
         self._block_of: dict[bytes, int] = {}
 
     @property
     def num_free(self) -> int:
-        return len(self._free)
+        return len(self._free) + self.num_blocks - len(self._refs)
 
     @property
     def num_cached(self) -> int:
@@ -38,27 +38,31 @@ class BlockPool:
     @property
     def num_available(self) -> int:
         """Blocks that ``allocate`` can give: free ones, then cached ones."""
-        return len(self._free) + len(self._cached)
+        return self.num_free + len(self._cached)
 
     @property
     def num_used(self) -> int:
         return self.num_blocks - self.num_available
 
     def refs(self, block: int) -> int:
-        return self._refs[block]
+        return self._refs[block] if block < len(self._refs) else 0
 
     def allocate(self, count: int) -> list[int]:
         """``count`` blocks, each with one reference. The caller has checked ``num_available``."""
         assert count <= self.num_available, "allocate asks for more than is available"
-        blocks = []
-        for _ in range(count):
-            if self._free:
-                block = self._free.pop()
-            else:
-                block, _ = self._cached.popitem(last=False)
-                self._forget(block)
-            self._refs[block] = 1
+        left = max(0, len(self._free) - count)
+        blocks = self._free[: left - 1 if left else None : -1]
+        del self._free[left:]
+        first = len(self._refs)
+        new = min(count - len(blocks), self.num_blocks - first)
+        blocks += range(first, first + new)
+        self._refs += [1] * new
+        while len(blocks) < count:
+            block, _ = self._cached.popitem(last=False)
+            self._forget(block)
             blocks.append(block)
+        for block in blocks:
+            self._refs[block] = 1
         return blocks
 
     def lookup(self, key: bytes) -> int | None:
@@ -81,15 +85,16 @@ class BlockPool:
     def release(self, blocks: Sequence[int]) -> None:
         """Drops one reference of each. Of a sequence's blocks the last is given away first: the heads of prefixes
         are worth most."""
+        refs, keys, free = self._refs, self._key_of, self._free
         for block in reversed(blocks):
-            refs = self._refs[block] - 1
-            assert refs >= 0, "a block was released more often than taken"
-            self._refs[block] = refs
-            if refs == 0:
-                if block in self._key_of:
+            refs[block] = left = refs[block] - 1
+            if not left:
+                if block in keys:
                     self._cached[block] = None
                 else:
-                    self._free.append(block)
+                    free.append(block)
+            else:
+                assert left > 0, "a block was released more often than taken"
 
     def clear_cached(self) -> int:
         """Frees every cached block, and forgets the keys of used ones. Returns how many were freed."""

@@ -118,14 +118,14 @@ def _with_decoder(model: Any, decoder: nn.Module) -> Any:
     return other
 
 
-class _EachAlone:
-    """Attention in which every token sees only itself."""
+class _TokenWise:
+    """In the place of attention: something that depends on a token's own query, key and value, and on nothing else."""
 
     def plan(self, rows: AttentionRows) -> None:
         pass
 
     def run(self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-        return v.repeat_interleave(q.shape[1] // v.shape[1], dim=1)
+        return q + (k + v).repeat_interleave(q.shape[1] // k.shape[1], dim=1)
 
 
 @torch.inference_mode()
@@ -133,9 +133,9 @@ def check_tokens_apart(spec: ModelSpec, weights: Mapping[str, torch.Tensor]) -> 
     """Raises ModelError where tokens reach each other other than through attention (convolutions, recurrent states), or
     where their positions are not those that are given: then steps that mix sequences would be wrong.
 
-    Two tokens in a step are swapped, which must not change them as long as attention keeps them apart.
+    Two tokens in a step are swapped, which must not change them where attention keeps them apart.
     """
-    model = TransformersModel(spec, weights, _EachAlone())
+    model = TransformersModel(spec, weights, _TokenWise())
     device = next(iter(weights.values())).device
     tokens, positions = torch.tensor([1, 2], device=device), torch.tensor([3, 7], device=device)
     hidden, swapped = model.forward(tokens, positions), model.forward(tokens.flip(0), positions.flip(0)).flip(0)

@@ -69,7 +69,7 @@ class Calibration:
         self._go_on(model, unseen(reach, seed), min(1.0, self._passed / (1.0 - UNSEEN_FRACTION)), self.unseen)
         judged = self.unseen if len(self.unseen) >= LEAST_UNSEEN else self.samples
         return Measured(
-            model,
+            fit([*self.samples, *self.unseen], self._padding),  # better still than the one that is judged
             len(self.samples),
             len(self.unseen) if judged is self.unseen else 0,
             summary(relative_errors(model, judged)),

@@ -113,6 +113,7 @@ def core_config(
         min_slice_tokens=traits.min_slice_tokens,
         slice_quantum_tokens=traits.slice_quantum_tokens,
         max_slices=traits.max_slices,
+        padding=traits.padding,
         prefill_tokens_per_s=traits.prefill_tokens_per_s,
     )
 

@@ -107,7 +107,7 @@ class Measure:
                     feed.in_flight -= 1
                     if not over:
                         feed.seconds.append(event.result.seconds)
-                    over = over or late() or all(other.enough for other in feeds.values())
+                over = over or late() or all(other.enough for other in feeds.values())
                 ahead = 1 if isinstance(event, BatchEnding) else 0
                 if not over and feed.in_flight <= ahead:
                     self._launch(feed)

@@ -14,7 +14,7 @@ from tidegate.policy.modes import Mode
 from tidegate.slo.latency import Work
 
 LONGEST_CONTEXT = 8192  # tokens; attention's time is linear in it beyond
-LONGEST_START = 4096
+LONGEST_START = 8192
 
 
 class Probe(NamedTuple):
@@ -161,7 +161,7 @@ def _whole_in_detail(reach: Reach, fine: bool) -> Iterator[Trial]:
         for context in (MIDDLE, LONG) if not fine else (MIDDLE // 2, MIDDLE, 2 * MIDDLE, LONG, 2 * LONG):
             yield Alone("D", 1.0, reach.cut(rows, context))
     for new in (usual // 4, usual // 2, usual) if not fine else (usual // 8, usual // 4, usual // 2, usual, 2 * usual):
-        for start in (MIDDLE, LONG) if not fine else (MIDDLE // 2, MIDDLE, 2 * MIDDLE, LONG):
+        for start in (MIDDLE, LONG, 2 * LONG) if not fine else (MIDDLE // 2, MIDDLE, 2 * MIDDLE, LONG, 2 * LONG):
             yield Alone(reach.prefill_lane, 1.0, reach.cut(new=new, start=start))
         if reach.hybrid:
             for rows in all_rows:

@@ -5,16 +5,30 @@ The model it predicts with is the *truth* of a simulation; what the core's gate 
 
 import math
 import random
+from collections import deque
+from typing import NamedTuple
 
 from tidegate.base.batch import Batch, BatchResult
+from tidegate.core.steady import TOKEN
 from tidegate.slo.latency import LatencyModel, Work
+
+
+class Job(NamedTuple):
+    """A batch, as far as its time depends on it."""
+
+    id: int
+    work: Work
+    share: float  # of the device
+    samples: int  # tokens that come out of it
 
 
 class Running:
     """A batch on a lane. ``left_s``: of its time if it had the device to itself."""
 
-    def __init__(self, batch: Batch, lane: str, start_s: float, left_s: float, slowdown: float) -> None:
-        self.batch, self.lane, self.start_s, self.left_s, self.slowdown = batch, lane, start_s, left_s, slowdown
+    __slots__ = ("end_s", "job", "lane", "left_s", "slowdown", "start_s", "warned")
+
+    def __init__(self, job: Job, lane: str, start_s: float, left_s: float, slowdown: float) -> None:
+        self.job, self.lane, self.start_s, self.left_s, self.slowdown = job, lane, start_s, left_s, slowdown
         self.end_s = math.inf  # as things are now
         self.warned = False  # whether its end has been announced
 
@@ -28,20 +42,23 @@ class PredictedDevice:
         self._truth, self._noise, self._launch_s = truth, noise, launch_s
         self._rng = random.Random(seed)
         self._running: dict[str, Running] = {}
-        self._queued: dict[str, list[tuple[Batch, float]]] = {}
+        self._queued: dict[str, deque[tuple[Job, float]]] = {}
         self._now = 0.0
         self.busy_s: dict[str, float] = {}
         self.beside_s = 0.0  # while both lanes ran
 
     def launch(self, lane: str, batch: Batch, now: float) -> None:
+        self.take(lane, Job(batch.id, Work.of(batch), batch.share, batch.num_sampled), now)
+
+    def take(self, lane: str, job: Job, now: float) -> None:
         self._advance(now)
-        self._queued.setdefault(lane, []).append((batch, now + self._launch_s))
+        self._queued.setdefault(lane, deque()).append((job, now + self._launch_s))
         if lane not in self._running:
             self._start(lane, now)
         self._repredict()
 
     def next_end_s(self) -> float:
-        return min((running.end_s for running in self._running.values()), default=math.inf)
+        return min([running.end_s for running in self._running.values()], default=math.inf)
 
     def next_warning_s(self, lead_s: float) -> float:
         """When the next end should be announced, ``lead_s`` before it."""
@@ -50,28 +67,28 @@ class PredictedDevice:
 
     def warn(self, now: float, lead_s: float) -> tuple[str, int]:
         """The lane and batch whose end is to be announced now."""
-        running = min((r for r in self._running.values() if not r.warned), key=lambda r: r.end_s)
+        running = min((r for r in self._running.values() if not r.warned), key=_end_s)
         running.warned = True
-        return running.lane, running.batch.id
+        return running.lane, running.job.id
 
     def end(self, now: float) -> tuple[str, BatchResult]:
         """The batch that ends now, and the next one of its lane starts."""
         self._advance(now)
-        running = min(self._running.values(), key=lambda r: r.end_s)
+        running = min(self._running.values(), key=_end_s)
         del self._running[running.lane]
-        if self._queued.get(running.lane):
+        if self._queued[running.lane]:
             self._start(running.lane, now)
         self._repredict()
-        batch = running.batch
-        return running.lane, BatchResult(batch.id, [0] * batch.num_sampled, None, now - running.start_s)
+        job = running.job
+        return running.lane, BatchResult(job.id, [TOKEN] * job.samples, None, now - running.start_s)
 
     def _start(self, lane: str, now: float) -> None:
-        batch, ready_s = self._queued[lane].pop(0)
-        work = Work.of(batch)
-        alone = self._truth.seconds(work, lane, batch.share, beside=False)
-        beside = self._truth.seconds(work, lane, batch.share, beside=True)
+        job, ready_s = self._queued[lane].popleft()
+        alone = self._truth.seconds(job.work, lane, job.share, beside=False)
+        divided = job.share < 1.0
+        slowdown = self._truth.seconds(job.work, lane, job.share, beside=True) / alone if divided else 1.0
         left = alone * math.exp(self._rng.gauss(0.0, self._noise)) + max(0.0, ready_s - now)
-        self._running[lane] = Running(batch, lane, now, left, beside / alone)
+        self._running[lane] = Running(job, lane, now, left, slowdown)
 
     def _advance(self, now: float) -> None:
         both = len(self._running) > 1
@@ -86,3 +103,7 @@ class PredictedDevice:
         both = len(self._running) > 1
         for running in self._running.values():
             running.end_s = self._now + max(0.0, running.left_s) * (running.slowdown if both else 1.0)
+
+
+def _end_s(running: Running) -> float:
+    return running.end_s

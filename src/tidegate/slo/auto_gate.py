@@ -67,10 +67,11 @@ class Pace(NamedTuple):
 
 class AutoGate(Gate):
     MARGIN = 0.96  # of an SLO on the mean that steps may take
-    SURE = 0.99  # of the steps must keep an SLO on every gap
-    HOST_SECONDS = 2e-4  # of a gap, that are not a step's
+    SURE = 0.995  # of the steps must keep an SLO on every gap
+    HOST_SECONDS = 8e-4  # of a gap: by so much tokens of one step reach a client earlier or later than those of another
     ADVANTAGE = 1.05
     BANKED = 32  # steps for which the time that everybody can spare must do, if none of them needs it now
+    KEPT = 4096  # rates beside decode
     CHUNK = 2048  # prompt tokens of a batch at which a device is at full speed
 
     def __init__(self, limits: Limits, slo: Slo, belief: Belief) -> None:
@@ -80,6 +81,7 @@ class AutoGate(Gate):
         self.moves = 0
         self._division: Division | None = None  # in force; None: fused
         self._pace = Pace(self.model.whole, self._chunk, 1.0, 0.0)
+        self._rates_beside: dict[tuple[float, int], float] = {}  # by share and start of a slice, as believed now
 
     # ---- Gate
 
@@ -91,8 +93,12 @@ class AutoGate(Gate):
     def allow(self, load: Load) -> Allowance:
         return self._slice_beside(load) if load.lane == "P" else self._step(load)
 
+    def rests(self, lane: str) -> bool:
+        return lane == "P" and self._division is None
+
     def observe(self, seen: Observation) -> None:
-        pass
+        if seen.lane == "P":
+            self._rates_beside.clear()
 
     def first_token(self, ttft_s: float, now: float) -> None:
         pass
@@ -141,7 +147,8 @@ class AutoGate(Gate):
             base = max(base, min(load.spares_s[0] / self.BANKED, 2 * base))
         plain = best = Pace(self.model.whole, self._chunk, self._speed(load, base), 0.0)
         most = len(plain.kept(load))
-        for lost, spare in enumerate(load.spares_s):
+        # Where all prompts make it, there is none to save.
+        for lost, spare in enumerate(load.spares_s if most < len(load.prompts) else ()):
             pace = plain._replace(credit_s=max(0.0, spare * self.MARGIN - base))
             saved = len(pace.kept(load)) - lost
             if saved > most:
@@ -177,10 +184,15 @@ class AutoGate(Gate):
         return Option(None, tokens / seconds, tokens)
 
     def _best_beside(self, load: Load, limit: float, best: Option) -> Option:
+        if len(self._rates_beside) > self.KEPT:
+            self._rates_beside.clear()
         for division in self.model.divisions:
             step = division.decode.seconds(load.decode) * division.decode_slowdown * self.belief.factor("decode beside")
             if step <= limit:
-                rate = self._rate_beside(division, load.prompts[0].start)
+                place = (division.share, load.prompts[0].start)
+                if place not in self._rates_beside:
+                    self._rates_beside[place] = self._rate_beside(division, load.prompts[0].start)
+                rate = self._rates_beside[place]
                 if rate > best.tokens_per_s * (1.0 if self._division is division else self.ADVANTAGE):
                     best = Option(division, rate, 0)
         return best

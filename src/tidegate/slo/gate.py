@@ -109,6 +109,10 @@ class Gate(Protocol):
 
     def allow(self, load: Load) -> Allowance: ...
 
+    def rests(self, lane: str) -> bool:
+        """Whether the lane would be allowed nothing, whatever its load."""
+        return False
+
     def observe(self, seen: Observation) -> None: ...
 
     def first_token(self, ttft_s: float, now: float) -> None:

@@ -73,9 +73,13 @@ class Costs(msgspec.Struct, frozen=True):
         knots, values = self.tokens, self.dense_s
         if self.padding.tokens and tokens <= knots[-1]:
             return values[bisect.bisect_left(knots, tokens)]
-        i = min(max(bisect.bisect_right(knots, tokens), 1), len(knots) - 1)
+        i = bisect.bisect_right(knots, tokens)
+        if i == 0:
+            return values[0]
+        if i == len(knots):
+            i -= 1
         low, high = knots[i - 1], knots[i]
-        return values[i - 1] + (values[i] - values[i - 1]) * (max(tokens, knots[0]) - low) / (high - low)
+        return values[i - 1] + (values[i] - values[i - 1]) * (tokens - low) / (high - low)
 
     def seconds(self, work: Work) -> float:
         attention = self.pair_s * work.pairs + self.reused_s * work.reused + self.context_s * work.context
@@ -84,12 +88,18 @@ class Costs(msgspec.Struct, frozen=True):
     def most_new(self, work: Work, start: int, most: int, seconds: float, quantum: int = 1) -> int:
         """The most prompt tokens of a slice from ``start``, at most ``most``, with which ``work`` still takes at most
         ``seconds``; 0 if there are none. All of ``most``, or a multiple of ``quantum``."""
-        if self.seconds(work.and_slice(start, most)) <= seconds:
+        fixed = self.pair_s * work.pairs + self.reused_s * (work.reused + start) + self.context_s * work.context
+        done = work.new + self.padding.padded_rows(work.rows)
+
+        def fits(new: int) -> bool:
+            return fixed + self.dense(done + new) + self.pair_s * new * (start + new / 2) <= seconds
+
+        if fits(most):
             return most
         low, high = 0, (most - 1) // quantum  # multiples: low fits, what lies above high does not
         while low < high:
             middle = (low + high + 1) // 2
-            if self.seconds(work.and_slice(start, middle * quantum)) <= seconds:
+            if fits(middle * quantum):
                 low = middle
             else:
                 high = middle - 1

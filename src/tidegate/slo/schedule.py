@@ -10,9 +10,11 @@ n is not known: it is taken from lengths of earlier answers, so short that most 
 
 import bisect
 import heapq
+import math
 from collections import deque
-from collections.abc import Iterable
-from typing import NamedTuple
+from collections.abc import Callable, Iterable, Sequence
+from functools import cached_property
+from typing import NamedTuple, overload
 
 
 class Standing(NamedTuple):
@@ -21,6 +23,29 @@ class Standing(NamedTuple):
     first_s: float  # when its first token was told
     told: int  # tokens, those of batches in flight included
     tpot_s: float
+
+
+class WorkedOutLater(Sequence[float]):
+    """Values that are worked out when somebody looks at them."""
+
+    def __init__(self, work_out: Callable[[], list[float]]) -> None:
+        self._work_out = work_out
+
+    @cached_property
+    def _values(self) -> list[float]:
+        return self._work_out()
+
+    def __len__(self) -> int:
+        return len(self._values)
+
+    @overload
+    def __getitem__(self, index: int) -> float: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> list[float]: ...
+
+    def __getitem__(self, index: int | slice) -> float | list[float]:
+        return self._values[index]
 
 
 class Schedule:
@@ -48,10 +73,11 @@ class Schedule:
         """The ``count`` shortest times within which requests' next tokens must come, ascending. Requests that can't
         meet their SLO any more are left out: they must not sink the others."""
         lefts = []
-        for request in decoding:
-            tpot, after = request.tpot_s, self._more(request.told)
-            pace = tpot if self.pace_s is None else min(self.pace_s, tpot)
-            left = request.first_s + tpot * (request.told + after) - after * pace - now
+        slowest = math.inf if self.pace_s is None else self.pace_s
+        for first_s, told, tpot in decoding:
+            after = self._more(told)
+            pace = slowest if slowest < tpot else tpot
+            left = first_s + tpot * (told + after) - after * pace - now
             if left >= tpot:
                 lefts.append(left)
         return heapq.nsmallest(count, lefts)

@@ -1,0 +1,76 @@
+"""A model's shape, from wherever its configuration is: nothing else of the model is needed, nor is torch."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from tidegate.base.errors import ModelError
+from tidegate.base.specs import ModelSpec
+from tidegate.models.config import spec_from_hf
+
+
+def _shape(kind: str, *sizes: int, head_dim: int = 128, tied: bool = False) -> ModelSpec:
+    layers, hidden, heads, kv_heads, ffn, vocab, length = sizes
+    return ModelSpec(
+        f"{kind}ForCausalLM", layers, hidden, heads, kv_heads, head_dim, ffn, vocab, length, tied_embeddings=tied
+    )
+
+
+KNOWN = {
+    "llama-3.2-1b": _shape("Llama", 16, 2048, 32, 8, 8192, 128256, 131072, head_dim=64, tied=True),
+    "llama-3.1-8b": _shape("Llama", 32, 4096, 32, 8, 14336, 128256, 131072),
+    "llama-3.3-70b": _shape("Llama", 80, 8192, 64, 8, 28672, 128256, 131072),
+    "mistral-7b": _shape("Mistral", 32, 4096, 32, 8, 14336, 32768, 32768),
+    "qwen2.5-7b": _shape("Qwen2", 28, 3584, 28, 4, 18944, 152064, 32768),
+    "qwen2.5-72b": _shape("Qwen2", 80, 8192, 64, 8, 29568, 152064, 32768),
+    "qwen3-8b": _shape("Qwen3", 36, 4096, 32, 8, 12288, 151936, 40960),
+    "qwen3-32b": _shape("Qwen3", 64, 5120, 64, 8, 25600, 151936, 40960),
+    "smollm2": _shape("Llama", 30, 576, 9, 3, 1536, 49152, 8192, head_dim=64, tied=True),
+}
+"""Shapes of well-known models, from their config.json."""
+
+
+def find_shape(model: str) -> ModelSpec:
+    """Of a name in ``KNOWN``, a ``config.json``, a directory with one, a ``.gguf`` file, or a hub id. Raises
+    ModelError."""
+    if model.lower() in KNOWN:
+        return KNOWN[model.lower()]
+    place = Path(model).expanduser()
+    if place.suffix == ".gguf" and place.exists():
+        from tidegate.models.gguf_config import spec_from_gguf
+        from tidegate.models.gguf_file import GgufFile
+
+        return spec_from_gguf(GgufFile(place))
+    config = place / "config.json" if place.is_dir() else place
+    if not config.exists():
+        if model.count("/") != 1 or model.startswith((".", "/", "~")) or config.suffix == ".json":
+            raise ModelError(
+                f"There is no model {model!r}: give a config.json, a directory with one, a .gguf file, a hub id, or "
+                f"one of {', '.join(KNOWN)}."
+            )
+        config = _from_hub(model)
+    spec = spec_from_hf(_read(config))
+    if spec.experts is not None or spec.latent is not None:
+        raise ModelError(f"Plans for {spec.architecture} are not supported: they know no costs of experts or latents.")
+    return spec
+
+
+def _from_hub(model_id: str) -> Path:
+    from huggingface_hub import hf_hub_download
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+
+    try:
+        return Path(hf_hub_download(model_id, "config.json"))
+    except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
+        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        raise ModelError(f"The configuration of {model_id!r} can't be had from the hub: {reason}") from error
+
+
+def _read(config: Path) -> dict[str, Any]:
+    try:
+        content = json.loads(config.read_text())
+    except (OSError, ValueError) as error:
+        raise ModelError(f"Can't read {config}: {error}.") from error
+    if not isinstance(content, dict):
+        raise ModelError(f"{config} is not a JSON object.")
+    return content
