@@ -9,6 +9,8 @@ from engine_driver import EngineDriver
 
 from tidegate.node.config import EngineConfig
 
+MAX_TOKENS = 300  # enough for a lane to be killed long before the last
+
 
 def config(model):
     return EngineConfig(model=model, max_model_len=400, num_blocks=600)
@@ -32,13 +34,13 @@ async def until(condition):
 def test_lanes_serve_on_without_their_stem_and_a_lost_one_comes_back_from_a_new_stem(tiny_model):
     with EngineDriver(config(tiny_model[0])) as engine:
         node = engine.engine.process.pid
-        (before,) = engine.answers([engine.spec([1, 2, 3], 10)])
+        (before,) = engine.answers([engine.spec([1, 2, 3], MAX_TOKENS)])
         first = stem(engine)
         os.kill(first, signal.SIGKILL)
         engine.run(asyncio.wait_for(until(lambda: first not in children(node)), 10))
-        (without,) = engine.answers([engine.spec([1, 2, 3], 10)])
+        (without,) = engine.answers([engine.spec([1, 2, 3], MAX_TOKENS)])
         killing = engine.kill_lane("D", after_outputs=3)
-        (after,) = engine.answers([engine.spec([1, 2, 3], 10)], meanwhile=killing)
+        (after,) = engine.answers([engine.spec([1, 2, 3], MAX_TOKENS)], meanwhile=killing)
         assert engine.stats().lanes["D"].restarts == 1
         assert before.tokens == without.tokens == after.tokens
 

@@ -40,7 +40,10 @@ class LaneStem:
     def run(self) -> None:
         """Until the node closes the control socket. Returns in the stem and never in a lane."""
         while True:
-            packet, descriptors, _, _ = socket.recv_fds(self._control, 64, 1)
+            try:
+                packet, descriptors, _, _ = socket.recv_fds(self._control, 64, 1)
+            except ConnectionResetError:  # it has closed with something from us still unread
+                return
             if not packet:
                 return
             channel = wire.Channel(socket.socket(fileno=descriptors[0]), wire.ToLane)
