@@ -163,3 +163,12 @@ def test_a_device_slower_than_believed_keeps_the_slo_all_the_same(slo):
     core = Core(config(mode="auto", order="slack", slo=slo))
     run = conversations(Run(core, slower(MACHINE, 1.3), noise=0.02), rate=20, seconds=8)
     assert attainment(run.latencies.values(), slo) > 0.9
+
+
+def test_a_decoding_request_with_a_tighter_limit_of_its_own_is_heeded_unless_it_can_not_be_kept():
+    def given(*own):
+        return limit(AutoGate(LIMITS, GAP, Belief(slowed(3.0))), load(prompts=LONG)._replace(own_tpots_s=own))
+
+    alone = MACHINE.whole.seconds(load().decode)
+    assert given(0.4 * GAP.tpot_s + alone / 2) < given() == given(0.5 * alone) == given(2 * GAP.tpot_s)
+    assert given(0.5 * alone, 0.015) == given(0.015), "a hopeless one does not hide the next"

@@ -64,6 +64,7 @@ class Core:
         self.shares = dict(config.shares)  # in force while both lanes run
         self.lanes: dict[str, Lane] = {}
         self.requests: dict[str, Request] = {}  # all that have not ended
+        self._picky: dict[str, Request] = {}  # of these, those that have brought a limit on TPOT
         self._target: Mode | None = None  # a mode that waits for its lanes to start
         self._queues = Queues(order_by_name(config.order, config.prefill_tokens_per_s))
         self.belief = Belief(config.latency) if config.latency else None
@@ -141,6 +142,8 @@ class Core:
                 self._arrivals += 1
                 self._forecast.count(length)
                 self.requests[spec.id] = request
+                if spec.tpot_s is not None:
+                    self._picky[spec.id] = request
                 self._queues.enqueue(request)
                 return
             refusal = ("rejected", f"its first token would come in {wait_s:.1f} s, too late for its SLO")
@@ -290,7 +293,8 @@ class Core:
         late = sum(request.late for request in self._queues.waiting)
         spec = view.lane.spec
         decode = view.decoding if spec and spec.decodes else Work()
-        return Load(now, view.lane.name, decode, pressing, self._spares(now), busy, ready, late)
+        own = sorted(r.tpot_s for r in self._picky.values() if r.tpot_s and r.state is State.DECODING)
+        return Load(now, view.lane.name, decode, pressing, self._spares(now), busy, ready, late, own)
 
     def _spares(self, now: float) -> Sequence[float]:
         slo = self.config.slo
@@ -453,6 +457,7 @@ class Core:
             self._residency.publish_decoded(request)
         request.end()
         del self.requests[request.id]
+        self._picky.pop(request.id, None)
         self._count(finish)
         self._outputs.append(Output(request.id, tokens, finish, reason, logprobs, self._cached(request)))
         if finish in ("stop", "length"):

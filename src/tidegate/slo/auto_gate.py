@@ -139,7 +139,7 @@ class AutoGate(Gate):
         """Seconds that the next step may take: the base, and of what decoding requests can spare as much as prompts
         need. To take more than one of them can spare costs that one its SLO, and is done if it saves more prompts."""
         if self.slo.metric is Metric.GAP:
-            base = self.slo.tpot_s / self.belief.guard("hybrid", self.SURE) - self.HOST_SECONDS
+            base = self._longest_gap(load) / self.belief.guard("hybrid", self.SURE) - self.HOST_SECONDS
             self._pace = Pace(self.model.whole, self._chunk, self._speed(load, base), 0.0)
             return base
         base = self.slo.tpot_s * self.MARGIN
@@ -155,6 +155,12 @@ class AutoGate(Gate):
                 best, most = pace, saved
         self._pace = best
         return base + best.needed_s(load)
+
+    def _longest_gap(self, load: Load) -> float:
+        """The SLO's, or the tightest that a request has brought itself, if decode alone can keep it."""
+        alone = self.model.whole.seconds(load.decode) * self.belief.factor("decode")
+        within = (tpot_s for tpot_s in load.own_tpots_s if alone <= tpot_s)
+        return min(self.slo.tpot_s, next(within, self.slo.tpot_s))
 
     @property
     def _chunk(self) -> int:

@@ -43,6 +43,7 @@ class Load(NamedTuple):
     other_busy: bool  # the other lane has a batch in flight
     other_ready: bool  # it has none, but work to be given
     late: int = 0  # prompts that wait and can't make their deadlines any more
+    own_tpots_s: Sequence[float] = ()  # ascending: limits that decoding requests have brought themselves
 
 
 class Allowance(NamedTuple):
