@@ -66,6 +66,7 @@ def run(channel: wire.Channel, config: EngineConfig) -> None:
             sharing=backend.sharing,
             start_seconds=now_s() - start,
             lane_pids=lanes.pids(),
+            limits=core.config.limits,
             predictions=predictions.source if predicting else "",
         )
 

@@ -23,6 +23,7 @@ from tidegate.base.request import Output, RequestSpec
 from tidegate.base.specs import ModelSpec, PoolSpec, Region
 from tidegate.base.stats import Stats
 from tidegate.node.config import EngineConfig
+from tidegate.slo.gate import Limits
 
 _LENGTH = struct.Struct("<I")
 MAX_FRAME_BYTES = 1 << 30
@@ -95,6 +96,7 @@ class EngineInfo(msgspec.Struct, frozen=True):
     sharing: str  # for people: "core sets"
     start_seconds: float
     lane_pids: dict[str, int]
+    limits: Limits | None = None  # of batches, as the engine was started
     predictions: str = ""  # for people: where they come from and how good they are; "" where nobody needs any
 
 
