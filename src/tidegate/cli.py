@@ -133,9 +133,8 @@ def add_engine(command: argparse.ArgumentParser) -> None:
     group = command.add_argument_group("scheduling")
     group.add_argument(
         "--mode",
-        default="semi",
         choices=list(MODES),
-        help=f"how prefill and decode share the device (default: semi). {modes}",
+        help=f"how prefill and decode share the device (default: that of --gate; auto with --slo, else semi). {modes}",
     )
     group.add_argument(
         "--prefill-share",
@@ -366,6 +365,12 @@ def resolve_model(model: str) -> tuple[str, str]:
     return model, path.name.removesuffix(".gguf").removesuffix(".json") if path.exists() else model
 
 
+def mode_for(gate: str | None, holds_slo: bool) -> str:
+    """Where the user names no mode: one that the gate is for, or the one that holds an SLO best."""
+    wanted = ("auto", "semi") if holds_slo else ("semi", "auto")
+    return next((name for name in wanted if gate is None or gate in MODES[name].gates), "semi")
+
+
 def slo(arguments: argparse.Namespace) -> Slo | None:
     return parse_slo(arguments.slo, Metric(arguments.slo_metric)) if arguments.slo else None
 
@@ -380,7 +385,7 @@ def engine_config(arguments: argparse.Namespace, model: str, **more: Any) -> Eng
         dtype=arguments.dtype,
         sharing=arguments.sharing,
         quantization=arguments.quantization,
-        mode=arguments.mode,
+        mode=arguments.mode or mode_for(arguments.gate, arguments.slo is not None),
         prefill_share=arguments.prefill_share,
         order=arguments.order,
         gate=arguments.gate,

@@ -11,6 +11,8 @@ import httpx
 import pytest
 from conftest import ServerProcess  # of this folder
 
+from tidegate.cli import mode_for
+
 TINY = {
     "architectures": ["LlamaForCausalLM"], "model_type": "llama", "vocab_size": 500, "hidden_size": 64,
     "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
@@ -97,3 +99,18 @@ def test_help_names_the_modes_and_the_flags_that_vllm_users_know():
                  "--served-model-name", "--api-key", "--enable-prefix-caching", "--gpu-memory-utilization",
                  "--chat-template", "--load-format"):  # fmt: skip
         assert word in text
+
+
+@pytest.mark.parametrize(
+    ("gate", "holds_slo", "mode"),
+    [
+        (None, False, "semi"),
+        (None, True, "auto"),
+        ("static", True, "semi"),
+        ("drift", True, "semi"),
+        ("auto", True, "auto"),
+        ("auto", False, "auto"),  # which then asks for an SLO
+    ],
+)
+def test_the_mode_follows_from_the_gate_and_the_slo_where_none_is_named(gate, holds_slo, mode):
+    assert mode_for(gate, holds_slo) == mode
