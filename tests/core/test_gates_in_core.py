@@ -49,3 +49,14 @@ def test_a_gate_that_lacks_what_it_decides_by_says_so(gate, missing):
     given = {"slo": SLO} | {missing: None}
     with pytest.raises(ConfigError, match="SLO" if missing == "slo" else "latency model"):
         build("semi", gate=gate, **given)
+
+
+def test_settings_that_do_not_go_together_leave_everything_as_it_was():
+    core, _ = build("semi", slo=None, order="shortest")
+    core.on_event(LaneReady("P"), 0.0)
+    before = core.config, core.gate
+    with pytest.raises(ConfigError, match="needs an SLO"):
+        core.on_event(Tuned(gate="drift", order="arrival", max_num_batched_tokens=5), 0.1)
+    assert (core.config, core.gate) == before
+    core.on_event(Tuned(max_num_batched_tokens=5), 0.2)
+    assert core.config.max_num_batched_tokens == 5 and core.config.order == "shortest"

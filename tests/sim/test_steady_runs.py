@@ -71,7 +71,7 @@ def reading(simulated):
         "gate": values(core.gate),
         "shares": dict(core.shares),
         "last event": core._now,
-        "schedule": values(core._schedule),
+        "schedule": values(core._guidance._schedule),
         "binder": (core._binder._next_batch_id, values(core._binder.totals)),
     }
 

@@ -6,9 +6,6 @@ Same events, same times, same configuration: same actions. The node loop carries
 simulator on predicted ones.
 """
 
-import math
-from collections.abc import Iterator, Sequence
-
 import msgspec
 
 from tidegate.base.events import (
@@ -36,6 +33,7 @@ from tidegate.base.stats import Stats
 from tidegate.core.binding import Binder, Bound, LaneView
 from tidegate.core.config import CoreConfig, check_shares, tuned
 from tidegate.core.forecast import Forecast, Newcomer
+from tidegate.core.guidance import Guidance
 from tidegate.core.lanes import Flight, Lane
 from tidegate.core.queues import Queues
 from tidegate.core.request import PATIENCE_SECONDS, Request, State
@@ -45,15 +43,8 @@ from tidegate.policy.modes import MODES, Mode
 from tidegate.policy.order import order_by_name
 from tidegate.policy.rule import Budget
 from tidegate.slo.belief import Belief
-from tidegate.slo.gate import Ended, Gate, Load, Observation, Outlook, Pressing, TimedRoom
-from tidegate.slo.gates import make_gate
-from tidegate.slo.goodput import Metric
+from tidegate.slo.gate import Gate, Outlook, TimedRoom
 from tidegate.slo.latency import Work
-from tidegate.slo.schedule import Schedule, Standing, WorkedOutLater
-
-PRESSING = 16  # prompts that a gate is told of
-SPARES = 4  # decoding requests, those with the least time to spare, that a gate is told of
-PACE_LIMIT_SECONDS = 1.0  # a longer time between two decode steps was idleness
 
 
 class Core:
@@ -64,21 +55,25 @@ class Core:
         self.shares = dict(config.shares)  # in force while both lanes run
         self.lanes: dict[str, Lane] = {}
         self.requests: dict[str, Request] = {}  # all that have not ended
-        self._picky: dict[str, Request] = {}  # of these, those that have brought a limit on TPOT
         self._target: Mode | None = None  # a mode that waits for its lanes to start
         self._queues = Queues(order_by_name(config.order, config.prefill_tokens_per_s))
-        self.belief = Belief(config.latency) if config.latency else None
-        self.gate: Gate = self._make_gate(self.mode)
+        self._guidance = Guidance(config, self.mode, self._queues)
         self._residency = Residency(config)
         self._forecast = Forecast(self._queues, self._residency)
-        self._schedule = Schedule()
-        self._stepped_s = -math.inf  # when a batch with decodes last ended
         self._binder = Binder(self._queues, self._residency)
         self._arrivals = 0
         self._now = 0.0  # of the last event
         self._finished: dict[str, int] = {}
         self._outputs: list[Output] = []
         self._enter(self.mode)
+
+    @property
+    def gate(self) -> Gate:
+        return self._guidance.gate
+
+    @property
+    def belief(self) -> Belief | None:
+        return self._guidance.belief
 
     # ---- events
 
@@ -142,8 +137,7 @@ class Core:
                 self._arrivals += 1
                 self._forecast.count(length)
                 self.requests[spec.id] = request
-                if spec.tpot_s is not None:
-                    self._picky[spec.id] = request
+                self._guidance.arrived(request)
                 self._queues.enqueue(request)
                 return
             refusal = ("rejected", f"its first token would come in {wait_s:.1f} s, too late for its SLO")
@@ -200,14 +194,7 @@ class Core:
     def _account(self, lane: Lane, flight: Flight, seconds: float, now: float) -> None:
         """A batch has been run, and took so long."""
         lane.count(flight, seconds)
-        took_s = lane.took(flight, seconds, now)
-        seen = Observation(lane.name, flight.share, flight.beside, flight.work, took_s)
-        if self.belief is not None:
-            self.belief.observe(seen)
-        self.gate.observe(seen)
-        if flight.decodes:
-            self._schedule.step(now - max(self._stepped_s, now - PACE_LIMIT_SECONDS))
-            self._stepped_s = now
+        self._guidance.ran(lane, flight, lane.took(flight, seconds, now), now)
 
     def _lane_ready(self, event: LaneReady) -> None:
         lane = self._lane(event.lane)
@@ -231,7 +218,7 @@ class Core:
     def _mode_set(self, event: ModeSet) -> list[Action]:
         """The new mode is in force at once if its lanes are up, else when they are; until then the old one is."""
         mode = MODES[event.mode]
-        self._make_gate(mode)  # raises ConfigError where the mode's gate can't be had
+        self._guidance.gate_for(self.config, mode)  # raises ConfigError where the mode's gate can't be had
         if self._can_enter(mode):
             self._enter(mode)
             return []
@@ -275,7 +262,7 @@ class Core:
         busy, ready = self._others_in_flight(lane), self._others_have_work(lane)
         outlook = self.gate.outlook(spec.name, alone=not busy and not ready)
         view = LaneView(lane, self._queues, self._residency, now, outlook)
-        load = self._load(view, now, busy, ready)
+        load = self._guidance.load(view, now, busy, ready)
         allowance = self.gate.allow(load)
         if not allowance.tokens and not spec.decodes:
             return None
@@ -286,27 +273,6 @@ class Core:
         tokens = allowance.tokens - (config.padding.padded_rows(rows) - rows)  # so that it is padded to no more
         plan = spec.rule(view, Budget(tokens, config.max_prefill_tokens, config.max_slices, room))
         return self._binder.bind(lane, plan)
-
-    def _load(self, view: LaneView, now: float, busy: bool, ready: bool) -> Load:
-        """What the gate needs to know of the queues."""
-        pressing = [Pressing(r.launched, r.remaining, r.deadline_s) for r in view.prompts[:PRESSING]]
-        late = sum(request.late for request in self._queues.waiting)
-        spec = view.lane.spec
-        decode = view.decoding if spec and spec.decodes else Work()
-        own = sorted(r.tpot_s for r in self._picky.values() if r.tpot_s and r.state is State.DECODING)
-        return Load(now, view.lane.name, decode, pressing, self._spares(now), busy, ready, late, own)
-
-    def _spares(self, now: float) -> Sequence[float]:
-        slo = self.config.slo
-        if slo is None or slo.metric is Metric.GAP:
-            return []
-        default_s = slo.tpot_s
-
-        def standing() -> Iterator[Standing]:
-            for r in self._queues.decoding.values():
-                yield Standing(r.first_s or now, r.num_output + r.in_flight, r.tpot_s or default_s)
-
-        return WorkedOutLater(lambda: self._schedule.spares_s(standing(), now, SPARES))
 
     def _share(self, lane: Lane) -> float:
         return self.shares[lane.name] if len(self.mode.lanes) > 1 else 1.0
@@ -345,7 +311,7 @@ class Core:
 
     def _offer(self, lane: Lane, decode: Work, now: float) -> None:
         self._now = now
-        self.gate.allow(Load(now, lane.name, decode, [], [], other_busy=False, other_ready=False))
+        self._guidance.offer(lane, decode, now)
         self._follow_gate()
 
     def _steady_landed(self, lane: Lane, flight: Flight, seconds: float, ended: list[Request], now: float) -> None:
@@ -361,15 +327,10 @@ class Core:
         """Raises ConfigError, and leaves everything as it was, if the settings do not go together."""
         config = tuned(self.config, event)
         config.validate()
+        self._guidance.follow(config, self.mode)
         reordered, self.config = config.order != self.config.order, config
-        self.gate = self._make_gate(self.mode)
         if reordered:
             self._queues.reorder(order_by_name(config.order, config.prefill_tokens_per_s))
-
-    def _make_gate(self, mode: Mode) -> Gate:
-        config = self.config
-        name = config.gate_of(mode)
-        return make_gate(name, config.limits, config.shares, config.slo, self.belief)
 
     def _lane(self, name: str) -> Lane:
         if name not in self.lanes:
@@ -382,7 +343,7 @@ class Core:
     def _enter(self, mode: Mode) -> None:
         """Requests in flight stay with the lane that has them until acknowledged; all else follows the new rules."""
         if mode is not self.mode:
-            self.gate = self._make_gate(mode)
+            self._guidance.follow(self.config, mode)
         self.mode = mode
         self._target = None
         for lane in self.lanes.values():
@@ -457,14 +418,10 @@ class Core:
             self._residency.publish_decoded(request)
         request.end()
         del self.requests[request.id]
-        self._picky.pop(request.id, None)
         self._count(finish)
         self._outputs.append(Output(request.id, tokens, finish, reason, logprobs, self._cached(request)))
-        if finish in ("stop", "length"):
-            first_s = self._told(request, now)
-            tpot_s = (now - first_s) / max(1, request.num_output - 1)
-            self._schedule.ended(request.num_output)
-            self.gate.ended(Ended(len(request.spec.prompt), first_s - request.arrived_s, tpot_s, first_s), now)
+        first_s = self._told(request, now) if finish in ("stop", "length") else None
+        self._guidance.ended(request, first_s, now)
         self._let_go(request)
 
     def _release(self, request: Request, now: float) -> None:
@@ -478,7 +435,7 @@ class Core:
         """When it was told its first token: that may be now."""
         if request.first_s is None:
             request.first_s = now
-            self.gate.first_token(now - request.arrived_s, now)
+            self._guidance.first_token(request, now)
         return request.first_s
 
     def _let_go(self, request: Request) -> None:

@@ -1,0 +1,96 @@
+"""What passes between the core and its gate: what the gate is asked, and all that it is told.
+
+Owns the gate in force, the belief that outlives it, and the schedule of those that decode.
+"""
+
+import math
+from collections.abc import Iterator, Sequence
+
+from tidegate.core.binding import LaneView
+from tidegate.core.config import CoreConfig
+from tidegate.core.lanes import Flight, Lane
+from tidegate.core.queues import Queues
+from tidegate.core.request import Request, State
+from tidegate.policy.modes import Mode
+from tidegate.slo.belief import Belief
+from tidegate.slo.gate import Ended, Gate, Load, Observation, Pressing
+from tidegate.slo.gates import make_gate
+from tidegate.slo.goodput import Metric
+from tidegate.slo.latency import Work
+from tidegate.slo.schedule import Schedule, Standing, WorkedOutLater
+
+PRESSING = 16  # prompts that a gate is told of
+SPARES = 4  # decoding requests, those with the least time to spare, that a gate is told of
+PACE_LIMIT_SECONDS = 1.0  # a longer time between two decode steps was idleness
+
+
+class Guidance:
+    def __init__(self, config: CoreConfig, mode: Mode, queues: Queues) -> None:
+        """Raises ConfigError where the mode's gate can't be had."""
+        self.belief = Belief(config.latency) if config.latency else None
+        self._config, self._queues = config, queues
+        self._picky: dict[str, Request] = {}  # living requests that have brought a limit on TPOT
+        self._schedule = Schedule()
+        self._stepped_s = -math.inf  # when a batch with decodes last ended
+        self.gate = self.gate_for(config, mode)
+
+    def gate_for(self, config: CoreConfig, mode: Mode) -> Gate:
+        """Raises ConfigError where it can't be had."""
+        return make_gate(config.gate_of(mode), config.limits, config.shares, config.slo, self.belief)
+
+    def follow(self, config: CoreConfig, mode: Mode) -> None:
+        """From now on the gate is that of these settings. Raises ConfigError, and changes nothing, if there is none."""
+        self.gate, self._config = self.gate_for(config, mode), config
+
+    # ---- asking
+
+    def load(self, view: LaneView, now: float, busy: bool, ready: bool) -> Load:
+        pressing = [Pressing(r.launched, r.remaining, r.deadline_s) for r in view.prompts[:PRESSING]]
+        late = sum(request.late for request in self._queues.waiting)
+        spec = view.lane.spec
+        decode = view.decoding if spec and spec.decodes else Work()
+        own = sorted(r.tpot_s for r in self._picky.values() if r.tpot_s and r.state is State.DECODING)
+        return Load(now, view.lane.name, decode, pressing, self._spares(now), busy, ready, late, own)
+
+    def _spares(self, now: float) -> Sequence[float]:
+        slo = self._config.slo
+        if slo is None or slo.metric is Metric.GAP:
+            return []
+        default_s = slo.tpot_s
+
+        def standing() -> Iterator[Standing]:
+            for r in self._queues.decoding.values():
+                yield Standing(r.first_s or now, r.num_output + r.in_flight, r.tpot_s or default_s)
+
+        return WorkedOutLater(lambda: self._schedule.spares_s(standing(), now, SPARES))
+
+    def offer(self, lane: Lane, decode: Work, now: float) -> None:
+        """Asks about a batch of these decodes alone: there is no answer to be heeded, but a gate counts and moves."""
+        self.gate.allow(Load(now, lane.name, decode, [], [], other_busy=False, other_ready=False))
+
+    # ---- telling
+
+    def arrived(self, request: Request) -> None:
+        if request.tpot_s is not None:
+            self._picky[request.id] = request
+
+    def ran(self, lane: Lane, flight: Flight, seconds: float, now: float) -> None:
+        """A batch, and took so long."""
+        seen = Observation(lane.name, flight.share, flight.beside, flight.work, seconds)
+        if self.belief is not None:
+            self.belief.observe(seen)
+        self.gate.observe(seen)
+        if flight.decodes:
+            self._schedule.step(now - max(self._stepped_s, now - PACE_LIMIT_SECONDS))
+            self._stepped_s = now
+
+    def first_token(self, request: Request, now: float) -> None:
+        self.gate.first_token(now - request.arrived_s, now)
+
+    def ended(self, request: Request, first_s: float | None, now: float) -> None:
+        """``first_s``: when the first of all its tokens was told; None if it did not get all of them."""
+        self._picky.pop(request.id, None)
+        if first_s is not None:
+            tpot_s = (now - first_s) / max(1, request.num_output - 1)
+            self._schedule.ended(request.num_output)
+            self.gate.ended(Ended(len(request.spec.prompt), first_s - request.arrived_s, tpot_s, first_s), now)
