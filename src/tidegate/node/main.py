@@ -4,6 +4,7 @@ Started by ``node.client`` as ``python -m tidegate.node.main SOCKET``; the first
 """
 
 import contextlib
+import gc
 import logging
 import os
 import select
@@ -54,6 +55,8 @@ def run(channel: wire.Channel, config: EngineConfig) -> None:
     predicting = predicts(settings.gate_of(mode))
 
     def ready() -> wire.EngineInfo:
+        gc.collect()
+        gc.freeze()  # what stays is looked at by no collection any more: one over all of it would delay a step
         return wire.EngineInfo(
             model=source.spec,
             pool=pool,

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import errno
+import gc
 import logging
 import signal
 import socket
@@ -124,6 +125,8 @@ def _signals(handler: Callable[[], None]) -> Iterator[None]:
 async def _started(server: uvicorn.Server, on_ready: Callable[[], None] | None) -> None:
     while not server.started:
         await asyncio.sleep(0.01)
+    gc.collect()
+    gc.freeze()  # what stays is looked at by no collection any more: one over all of it would delay tokens
     if on_ready is not None:
         on_ready()
 
