@@ -13,18 +13,6 @@ from conftest import ServerProcess  # of this folder
 
 from tidegate.cli import mode_for
 
-TINY = {
-    "architectures": ["LlamaForCausalLM"], "model_type": "llama", "vocab_size": 500, "hidden_size": 64,
-    "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
-    "max_position_embeddings": 4096, "rms_norm_eps": 1e-5, "eos_token_id": 0,
-}  # fmt: skip
-
-
-@pytest.fixture
-def tiny_config(tmp_path):
-    (tmp_path / "config.json").write_text(json.dumps(TINY))
-    return str(tmp_path)
-
 
 def serve(*arguments):
     command = [sys.executable, "-m", "tidegate.cli", "serve", *arguments]

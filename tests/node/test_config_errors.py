@@ -1,7 +1,6 @@
 """What can't be run as asked reaches whoever starts the engine as one ConfigError, wherever it came up."""
 
 import asyncio
-import json
 import os
 import socket
 import threading
@@ -17,18 +16,6 @@ from tidegate.node import wire
 from tidegate.node.client import start_engine
 from tidegate.node.config import EngineConfig
 from tidegate.node.node import Node
-
-TINY = {
-    "architectures": ["LlamaForCausalLM"], "model_type": "llama", "vocab_size": 500, "hidden_size": 64,
-    "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
-    "max_position_embeddings": 4096, "rms_norm_eps": 1e-5, "eos_token_id": 0,
-}  # fmt: skip
-
-
-@pytest.fixture
-def tiny_config(tmp_path):
-    (tmp_path / "config.json").write_text(json.dumps(TINY))
-    return str(tmp_path)
 
 
 @pytest.mark.parametrize(

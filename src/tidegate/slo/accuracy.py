@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Sequence
 
 from tidegate.base.stats import PredictionError
+from tidegate.slo.goodput import percentile
 from tidegate.slo.latency import LatencyModel, Sample, Work, relative_errors
 
 KINDS = ("decode", "prefill", "hybrid", "decode beside", "prefill beside")
@@ -16,11 +17,8 @@ def kind_of(work: Work, beside: bool) -> str:
 
 def summary(errors: Iterable[float]) -> PredictionError:
     """Of relative errors; zeros where there are none."""
-    ordered = sorted(errors)
-    if not ordered:
-        return PredictionError()
-    p50, p95 = (ordered[min(len(ordered) - 1, int(len(ordered) * q))] for q in (0.5, 0.95))
-    return PredictionError(len(ordered), p50, p95)
+    known = list(errors)
+    return PredictionError(len(known), percentile(known, 0.5), percentile(known, 0.95)) if known else PredictionError()
 
 
 def errors_by_kind(model: LatencyModel, samples: Sequence[Sample]) -> dict[str, PredictionError]:

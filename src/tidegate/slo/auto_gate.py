@@ -14,7 +14,7 @@ Beside wins by ``ADVANTAGE`` or not at all, since a change costs a step; what is
 from typing import NamedTuple
 
 from tidegate.slo.belief import Belief
-from tidegate.slo.gate import Allowance, Ended, Gate, Limits, Load, Observation, Outlook
+from tidegate.slo.gate import Allowance, Gate, Limits, Load, Observation, Outlook
 from tidegate.slo.goodput import Metric, Slo
 from tidegate.slo.latency import Costs, Division, Work
 
@@ -72,7 +72,6 @@ class AutoGate(Gate):
     ADVANTAGE = 1.05
     BANKED = 32  # steps for which the time that everybody can spare must do, if none of them needs it now
     KEPT = 4096  # rates beside decode
-    CHUNK = 2048  # prompt tokens of a batch at which a device is at full speed
 
     def __init__(self, limits: Limits, slo: Slo, belief: Belief) -> None:
         self.limits, self.slo, self.belief, self.model = limits, slo, belief, belief.model
@@ -80,7 +79,7 @@ class AutoGate(Gate):
         self.choices: dict[str, int] = {}
         self.moves = 0
         self._division: Division | None = None  # in force; None: fused
-        self._pace = Pace(self.model.whole, self._chunk, 1.0, 0.0)
+        self._pace = Pace(self.model.whole, self.limits.full_speed_tokens, 1.0, 0.0)
         self._rates_beside: dict[tuple[float, int], float] = {}  # by share and start of a slice, as believed now
 
     # ---- Gate
@@ -100,15 +99,6 @@ class AutoGate(Gate):
         if seen.lane == "P":
             self._rates_beside.clear()
 
-    def first_token(self, ttft_s: float, now: float) -> None:
-        pass
-
-    def ended(self, request: Ended, now: float) -> None:
-        pass
-
-    def ask(self, shares: dict[str, float]) -> None:
-        pass
-
     def outlook(self, lane: str, alone: bool) -> Outlook:
         return self._pace
 
@@ -121,7 +111,7 @@ class AutoGate(Gate):
         if not load.decode.rows and not load.other_busy:
             self._enter(None)
             seconds = self.limits.slice_seconds / self.belief.factor("prefill")
-            self._pace = Pace(whole, self._chunk, 1.0, 0.0)
+            self._pace = Pace(whole, self.limits.full_speed_tokens, 1.0, 0.0)
             return self._chose("prefill", Allowance(most, seconds, whole, self.limits.min_slice_tokens))
         limit = self._limit(load)
         best = self._fused(load, limit)
@@ -140,12 +130,12 @@ class AutoGate(Gate):
         need. To take more than one of them can spare costs that one its SLO, and is done if it saves more prompts."""
         if self.slo.metric is Metric.GAP:
             base = self._longest_gap(load) / self.belief.guard("hybrid", self.SURE) - self.HOST_SECONDS
-            self._pace = Pace(self.model.whole, self._chunk, self._speed(load, base), 0.0)
+            self._pace = Pace(self.model.whole, self.limits.full_speed_tokens, self._speed(load, base), 0.0)
             return base
         base = self.slo.tpot_s * self.MARGIN
         if load.spares_s:
             base = max(base, min(load.spares_s[0] / self.BANKED, 2 * base))
-        plain = best = Pace(self.model.whole, self._chunk, self._speed(load, base), 0.0)
+        plain = best = Pace(self.model.whole, self.limits.full_speed_tokens, self._speed(load, base), 0.0)
         most = len(plain.kept(load))
         # Where all prompts make it, there is none to save.
         for lost, spare in enumerate(load.spares_s if most < len(load.prompts) else ()):
@@ -162,20 +152,12 @@ class AutoGate(Gate):
         within = (tpot_s for tpot_s in load.own_tpots_s if alone <= tpot_s)
         return min(self.slo.tpot_s, next(within, self.slo.tpot_s))
 
-    @property
-    def _chunk(self) -> int:
-        return min(self.CHUNK, self._most_prompt_tokens)
-
-    @property
-    def _most_prompt_tokens(self) -> int:
-        return min(self.limits.max_num_batched_tokens, self.limits.max_prefill_tokens)
-
     def _speed(self, load: Load, limit: float) -> float:
         """Of prefill beside decode whose steps take at most ``limit``, relative to the whole device's."""
         least = Option(None, self.limits.min_slice_tokens / limit, 0)
         best = max(self._fused(load, limit), least, key=lambda option: option.tokens_per_s)
-        alone = Work().and_slice(load.prompts[0].start, self._chunk)
-        whole = self._chunk / (self.model.whole.seconds(alone) * self.belief.factor("prefill"))
+        alone = Work().and_slice(load.prompts[0].start, self.limits.full_speed_tokens)
+        whole = self.limits.full_speed_tokens / (self.model.whole.seconds(alone) * self.belief.factor("prefill"))
         return min(1.0, self._best_beside(load, limit, best).tokens_per_s / whole)
 
     # ---- options
@@ -205,7 +187,7 @@ class AutoGate(Gate):
 
     def _rate_beside(self, division: Division, start: int) -> float:
         slower = division.prefill_slowdown * self.belief.factor("prefill beside")
-        most = self._most_prompt_tokens
+        most = self.limits.most_prompt_tokens
         tokens = division.prefill.most_new(Work(), start, most, self.limits.slice_seconds / slower)
         return tokens / (division.prefill.seconds(Work().and_slice(start, tokens)) * slower)
 

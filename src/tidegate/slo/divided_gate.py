@@ -3,7 +3,7 @@
 from typing import NamedTuple
 
 from tidegate.slo.belief import Belief
-from tidegate.slo.gate import Allowance, Ended, Gate, Limits, Load, Observation, Outlook
+from tidegate.slo.gate import Allowance, Gate, Limits, Load, Outlook
 from tidegate.slo.goodput import Slo
 from tidegate.slo.latency import Costs, Division, Work
 
@@ -27,7 +27,6 @@ class DividedGate(Gate):
     """Decode and prefill run beside each other, never fused. A rule moves ``division``."""
 
     name: str
-    CHUNK = 2048  # prompt tokens of a batch at which a device is at full speed
 
     def __init__(self, limits: Limits, slo: Slo, belief: Belief, share: float) -> None:
         """``share``: prefill's, to begin with. The belief's model has divisions."""
@@ -43,30 +42,14 @@ class DividedGate(Gate):
     def allow(self, load: Load) -> Allowance:
         return Allowance(0) if load.lane == "D" else self._slice(load, self.limits.slice_seconds)
 
-    def observe(self, seen: Observation) -> None:
-        pass
-
-    def first_token(self, ttft_s: float, now: float) -> None:
-        pass
-
-    def ended(self, request: Ended, now: float) -> None:
-        pass
-
-    def ask(self, shares: dict[str, float]) -> None:
-        pass
-
     def outlook(self, lane: str, alone: bool) -> Outlook:
         costs, slower = self._prefill(alone)
-        return OnPart(costs, min(self.CHUNK, self._most), slower)
+        return OnPart(costs, self.limits.full_speed_tokens, slower)
 
     def _slice(self, load: Load, seconds: float) -> Allowance:
         """Of prefill, predicted to take at most so long."""
         costs, slower = self._prefill(alone=not load.other_busy and not load.other_ready)
-        return Allowance(self._most, seconds / slower, costs, self.limits.min_slice_tokens)
-
-    @property
-    def _most(self) -> int:
-        return min(self.limits.max_num_batched_tokens, self.limits.max_prefill_tokens)
+        return Allowance(self.limits.most_prompt_tokens, seconds / slower, costs, self.limits.min_slice_tokens)
 
     def _prefill(self, alone: bool) -> tuple[Costs, float]:
         """Where prefill runs now, and by which factor its batches take longer than the costs say."""

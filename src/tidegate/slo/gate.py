@@ -12,6 +12,8 @@ import msgspec
 
 from tidegate.slo.latency import Costs, Work
 
+FULL_SPEED_TOKENS = 2048
+
 
 class Limits(msgspec.Struct, frozen=True):
     """What a device and its user allow one batch to be."""
@@ -22,6 +24,16 @@ class Limits(msgspec.Struct, frozen=True):
     min_slice_tokens: int
     slice_quantum_tokens: int  # slices are whole multiples of it
     prefill_tokens_per_s: float  # a first guess of the whole device's rate; corrected by observation
+
+    @property
+    def most_prompt_tokens(self) -> int:
+        """Of a batch of prompts alone."""
+        return min(self.max_num_batched_tokens, self.max_prefill_tokens)
+
+    @property
+    def full_speed_tokens(self) -> int:
+        """Of a batch at which a device prefills as fast as it can."""
+        return min(FULL_SPEED_TOKENS, self.most_prompt_tokens)
 
 
 class Pressing(NamedTuple):
@@ -114,18 +126,24 @@ class Gate(Protocol):
         """Whether the lane would be allowed nothing, whatever its load."""
         return False
 
-    def observe(self, seen: Observation) -> None: ...
-
-    def first_token(self, ttft_s: float, now: float) -> None:
-        """A request has just been told its first token."""
-        ...
-
-    def ended(self, request: Ended, now: float) -> None: ...
-
-    def ask(self, shares: dict[str, float]) -> None:
-        """An operator wants these; a gate that sets them by itself need not listen."""
-        ...
-
     def outlook(self, lane: str, alone: bool) -> Outlook:
         """How long prompts will take on this lane. ``alone``: no other lane runs, or is about to."""
         ...
+
+    # What follows a gate is told; one that decides without it leaves it as it is.
+
+    def observe(self, seen: Observation) -> None:
+        """A batch has been run."""
+        return
+
+    def first_token(self, ttft_s: float, now: float) -> None:
+        """A request has just been told its first token."""
+        return
+
+    def ended(self, request: Ended, now: float) -> None:
+        """A request has got all its tokens."""
+        return
+
+    def ask(self, shares: dict[str, float]) -> None:
+        """An operator wants these."""
+        return

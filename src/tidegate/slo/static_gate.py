@@ -2,7 +2,7 @@
 
 from typing import NamedTuple
 
-from tidegate.slo.gate import Allowance, Ended, Gate, Limits, Load, Observation, Outlook
+from tidegate.slo.gate import Allowance, Gate, Limits, Load, Observation, Outlook
 from tidegate.slo.rate import PrefillRate
 
 
@@ -42,12 +42,6 @@ class StaticGate(Gate):
     def observe(self, seen: Observation) -> None:
         if seen.work.new:
             self._rate(seen.lane).observe(seen.work.new + seen.work.rows, seen.seconds, seen.share)
-
-    def first_token(self, ttft_s: float, now: float) -> None:
-        pass
-
-    def ended(self, request: Ended, now: float) -> None:
-        pass
 
     def ask(self, shares: dict[str, float]) -> None:
         self._shares = dict(shares)
