@@ -8,9 +8,7 @@ from hypothesis import strategies as st
 
 from tidegate.slo.latency import Costs, Division, LatencyModel, Padding, Sample, Work, fit, relative_errors
 
-COSTS = Costs(
-    (64, 256, 1024, 4096), (0.005, 0.006, 0.02, 0.08), 2e-10, 1e-8, 3e-8, row_s=1e-5, hybrid_s=5e-4
-)
+COSTS = Costs((64, 256, 1024, 4096), (0.005, 0.006, 0.02, 0.08), 2e-10, 1e-8, 3e-8, row_s=1e-5, hybrid_s=5e-4)
 works = st.builds(
     Work, st.just(0), st.just(0.0), st.just(0), st.integers(0, 256), st.integers(0, 200_000)
 )  # of decode rows
@@ -127,3 +125,13 @@ def test_a_share_at_which_one_lane_was_not_measured_alone_is_no_division():
     assert [d.share for d in fit(samples).divisions] == [0.25]
     with pytest.raises(ValueError, match="nothing was measured"):
         fit([s for s in samples if s.share < 1.0])
+
+
+def test_chunks_are_the_padded_sizes_that_a_batch_may_be_filled_up_to():
+    padded = Costs((64, 256, 1024), (0.005, 0.006, 0.02), 2e-10, 1e-8, 3e-8, Padding((64, 256, 1024), 16), 1e-5, 5e-4)
+    decode = Work(rows=49, context=10_000)
+    chunks = padded.chunks(decode, start=1000, most=500)
+    assert [tokens for _, tokens in chunks] == [256 - 64, 500], "64 tokens are the rows alone"
+    for seconds, tokens in chunks:
+        assert seconds == pytest.approx(padded.seconds(decode.and_slice(1000, tokens)))
+    assert COSTS.chunks(decode, 0, 500) == [], "where nothing is padded, any size will do"

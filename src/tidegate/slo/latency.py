@@ -90,6 +90,21 @@ class Costs(msgspec.Struct, frozen=True):
         attention += self.row_s * work.rows + (self.hybrid_s if work.new and work.rows else 0.0)
         return self.dense(work.new + self.padding.padded_rows(work.rows)) + attention
 
+    def chunks(self, work: Work, start: int, most: int) -> list[tuple[float, int]]:
+        """For each size that batches are padded to: the seconds that ``work`` takes with a slice from ``start`` that
+        fills it up, and the slice's tokens, at most ``most``. Ascending; none where batches are not padded."""
+        fixed = self.seconds(work._replace(new=1)) - self.dense(1 + self.padding.padded_rows(work.rows))
+        fixed += self.reused_s * start
+        rows = work.new + self.padding.padded_rows(work.rows)
+        chunks = []
+        for size, dense_s in zip(self.tokens, self.dense_s, strict=True) if self.padding.tokens else ():
+            new = min(size - rows, most)
+            if new > 0:
+                chunks.append((dense_s + fixed + self.pair_s * new * (start + new / 2), new))
+                if new == most:
+                    break
+        return chunks
+
     def most_new(self, work: Work, start: int, most: int, seconds: float, quantum: int = 1) -> int:
         """The most prompt tokens of a slice from ``start``, at most ``most``, with which ``work`` still takes at most
         ``seconds``; 0 if there are none. All of ``most``, or a multiple of ``quantum``."""
