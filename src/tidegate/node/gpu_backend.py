@@ -1,7 +1,7 @@
 """One GPU: weights and KV in one allocation, lanes as threads, compute divided as ``device.places`` says."""
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from math import prod
 
 import torch
@@ -11,22 +11,21 @@ from tidegate.base.specs import PoolSpec
 from tidegate.device.gpu_memory import GpuMemory
 from tidegate.device.green_contexts import SmParts
 from tidegate.device.memory import lay_out, region_bytes
-from tidegate.device.places import FORMS, Form, Place, Places
+from tidegate.device.places import FORMS, Form, Places
 from tidegate.device.pool import Pool
 from tidegate.kernels.gpu_support import why_no_graphs
 from tidegate.models.sources import ModelSource
 from tidegate.models.weights import layout
 from tidegate.node.backend import Progress, Traits
 from tidegate.node.config import EngineConfig
-from tidegate.node.gpu_lanes import CountSms, GpuLanes, LanePlan
+from tidegate.node.gpu_lanes import SWITCH_SECONDS, GpuLanes, LanePlan
+from tidegate.node.gpu_runners import count_sms, runner_maker
 from tidegate.node.lane_host import LaneHost
 from tidegate.node.sizing import DeviceMemory, gpu_pool
 from tidegate.policy.modes import LaneSpec
-from tidegate.runner.lane_runner import LaneRunner
-from tidegate.runner.shapes import DECODE_STEPS, MAX_SLICES, PADDING, PREFILL_STEPS, Scratch, StepShape, ladder
+from tidegate.runner.shapes import DECODE_STEPS, MAX_SLICES, PADDING, PREFILL_STEPS, StepShape, ladder
 
 DTYPES = ("bfloat16", "float32")
-SWITCH_SECONDS = 2e-4  # a lane that prepares a step must not wait long for the interpreter
 SHARES = (0.545, 0.667, 0.424, 0.788)  # 72, 88, 56 and 104 of an H200's 132 SMs
 USEFUL_FLOPS = {"bfloat16": 5e14, "float32": 3e13}  # for a first guess of the prefill rate
 
@@ -83,7 +82,6 @@ class GpuBackend:
 
     def open(self, lanes: Sequence[LaneSpec], progress: Progress) -> LaneHost:
         sys.setswitchinterval(SWITCH_SECONDS)
-        torch.set_float32_matmul_precision("highest")  # float32 means float32
         parts = SmParts()
         self._form = _form(self._config.sharing, parts, divide=len(lanes) > 1)
         places = Places(parts, self._form)
@@ -96,7 +94,7 @@ class GpuBackend:
                 "the GPU's memory did not suffice to read the weights: lower --gpu-memory-utilization, or end what "
                 "else uses the GPU"
             ) from error
-        make = self._runners(weights, pool)
+        make = runner_maker(self._source.spec, weights, pool, eager=self._why_eager is not None)
         alone, phases = len(lanes) == 1, {spec.name: spec.phases for spec in lanes}
 
         def plan(lane: str) -> LanePlan:
@@ -115,7 +113,7 @@ class GpuBackend:
                 ladder=shapes,
                 beside=[shape for shape in shapes if not shape.hybrid and bool(shape.prefill_tokens) is (lane == "P")],
                 progress=told,
-                count_sms=_count_sms,
+                count_sms=count_sms,
                 reserved_bytes=lambda: torch.cuda.memory_reserved(self._device),
             )
 
@@ -138,19 +136,6 @@ class GpuBackend:
         torch.cuda.synchronize(self._device)
         return weights, pool
 
-    def _runners(self, weights: dict[str, torch.Tensor], pool: Pool) -> Callable[[], LaneRunner]:
-        """Makes a lane's runner. What only one kind needs is imported when that kind is chosen."""
-        spec = self._source.spec
-        if self._why_eager is None:
-            from tidegate.runner.gpu_runner import GpuRunner
-
-            scratch = Scratch(pool.spec.num_blocks - 1, pool.spec.max_num_seqs - 1)
-            return lambda: GpuRunner(spec, weights, pool, scratch)
-        from tidegate.runner.eager_runner import EagerRunner, plain_attention
-
-        plain_attention()
-        return lambda: EagerRunner.over(spec, weights, pool)
-
     def _ladder(self, phases: str) -> list[StepShape]:
         assert self._arrays is not None
         budget = self._config.max_num_batched_tokens or self.traits.max_num_batched_tokens
@@ -168,13 +153,3 @@ def _form(asked: str, parts: SmParts, divide: bool) -> Form:
                 raise
             return FORMS["streams"]  # with one lane there is nothing to divide, and a later mode will do with this
     return form
-
-
-def _count_sms(place: Place) -> CountSms:
-    try:
-        from tidegate.kernels.triton_sm_ids import SmIds
-    except ImportError:
-        return lambda: 0
-    assert place.stream is not None
-    ids = SmIds(place.stream)
-    return lambda: len(ids.known() or ())
