@@ -1,4 +1,7 @@
-"""One GPU: weights and KV in one allocation, lanes as threads, compute divided as ``device.places`` says."""
+"""One GPU: weights and KV in one allocation, lanes as threads, compute divided as ``device.places`` says.
+
+Where lanes are processes, ``node.mps_backend`` has what differs.
+"""
 
 import sys
 from collections.abc import Sequence
@@ -7,11 +10,11 @@ from math import prod
 import torch
 
 from tidegate.base.errors import ConfigError
-from tidegate.base.specs import PoolSpec
+from tidegate.base.specs import PoolSpec, Region
 from tidegate.device.gpu_memory import GpuMemory
 from tidegate.device.green_contexts import SmParts
 from tidegate.device.memory import lay_out, region_bytes
-from tidegate.device.places import FORMS, Form, Places
+from tidegate.device.places import FORMS, MPS, Form, Places
 from tidegate.device.pool import Pool
 from tidegate.kernels.gpu_support import why_no_graphs
 from tidegate.models.sources import ModelSource
@@ -21,7 +24,7 @@ from tidegate.node.config import EngineConfig
 from tidegate.node.gpu_lanes import SWITCH_SECONDS, GpuLanes, LanePlan
 from tidegate.node.gpu_runners import count_sms, runner_maker
 from tidegate.node.lane_host import LaneHost
-from tidegate.node.sizing import DeviceMemory, gpu_pool
+from tidegate.node.sizing import GPU_RESERVED_BYTES, DeviceMemory, gpu_pool
 from tidegate.policy.modes import LaneSpec
 from tidegate.runner.shapes import DECODE_STEPS, MAX_SLICES, PADDING, PREFILL_STEPS, StepShape, ladder
 
@@ -31,11 +34,14 @@ USEFUL_FLOPS = {"bfloat16": 5e14, "float32": 3e13}  # for a first guess of the p
 
 
 class GpuBackend:
+    reserved_bytes = GPU_RESERVED_BYTES
+
     def __init__(self, config: EngineConfig, source: ModelSource) -> None:
         if config.quantization is not None:
             raise ConfigError("--quantization is for machines without a GPU so far: leave it out, or use --device cpu")
-        if config.sharing not in ("auto", *FORMS):
-            raise ConfigError(f"unknown sharing {config.sharing!r}; choose auto, {', '.join(FORMS)}")
+        known = ("auto", *FORMS, MPS)
+        if config.sharing not in known:
+            raise ConfigError(f"unknown sharing {config.sharing!r}; choose {', '.join(known)}")
         self._dtype = "bfloat16" if config.dtype == "auto" else config.dtype
         if self._dtype not in DTYPES:
             raise ConfigError(f"--dtype {config.dtype} is not to be had on a GPU; choose auto, {', '.join(DTYPES)}")
@@ -46,9 +52,10 @@ class GpuBackend:
         self.kv_bytes = 0
         self._device = torch.device("cuda", 0)
         self._arrays: PoolSpec | None = None
+        self._regions: list[Region] = []
         self._form = FORMS["disjoint"]
         self._why_eager: str | None = None
-        self._lanes: GpuLanes | None = None
+        self._lanes: LaneHost | None = None
         self.traits = Traits(
             slice_seconds=0.03,
             min_slice_tokens=128,
@@ -72,7 +79,7 @@ class GpuBackend:
         return self._form.description
 
     def size_pool(self, config: EngineConfig) -> PoolSpec:
-        memory = DeviceMemory(*torch.cuda.mem_get_info(self._device))
+        memory = DeviceMemory(*torch.cuda.mem_get_info(self._device), self.reserved_bytes)
         spec = gpu_pool(self._source.spec, config, memory, self.weight_bytes, self._dtype, DECODE_STEPS[-1])
         # One block and one slot more than the core knows of, for padding.
         self._arrays = PoolSpec(
@@ -87,13 +94,7 @@ class GpuBackend:
         places = Places(parts, self._form)
         progress("preparing attention kernels", 0.0)
         self._why_eager = why_no_graphs(self._source.spec, getattr(torch, self._dtype), self._device)
-        try:
-            weights, pool = self._load(progress)
-        except torch.OutOfMemoryError as error:
-            raise ConfigError(
-                "the GPU's memory did not suffice to read the weights: lower --gpu-memory-utilization, or end what "
-                "else uses the GPU"
-            ) from error
+        weights, pool = self._load(self._allocate(), progress)
         make = runner_maker(self._source.spec, weights, pool, eager=self._why_eager is not None)
         alone, phases = len(lanes) == 1, {spec.name: spec.phases for spec in lanes}
 
@@ -126,14 +127,26 @@ class GpuBackend:
         if self._lanes is not None:
             self._lanes.close()
 
-    def _load(self, progress: Progress) -> tuple[dict[str, torch.Tensor], Pool]:
+    def _allocate(self) -> GpuMemory:
         assert self._arrays is not None
         stored = {name: (self._dtype, shape) for name, shape in self._shapes.items()}
-        regions, num_bytes = lay_out(self._source.spec, self._arrays, stored)
-        self.kv_bytes = next(region_bytes(region) for region in regions if region.name == "kv")
-        weights, pool = GpuMemory(num_bytes).open_pool(self._arrays, regions)
-        self._source.load(weights, lambda fraction: progress("loading weights", fraction))
-        torch.cuda.synchronize(self._device)
+        self._regions, num_bytes = lay_out(self._source.spec, self._arrays, stored)
+        self.kv_bytes = next(region_bytes(region) for region in self._regions if region.name == "kv")
+        return GpuMemory(num_bytes)
+
+    def _load(
+        self, memory: GpuMemory, progress: Progress, table: torch.Tensor | None = None
+    ) -> tuple[dict[str, torch.Tensor], Pool]:
+        assert self._arrays is not None
+        try:
+            weights, pool = memory.open_pool(self._arrays, self._regions, table)
+            self._source.load(weights, lambda fraction: progress("loading weights", fraction))
+            torch.cuda.synchronize(self._device)
+        except torch.OutOfMemoryError as error:
+            raise ConfigError(
+                "the GPU's memory did not suffice to read the weights: lower --gpu-memory-utilization, or end what "
+                "else uses the GPU"
+            ) from error
         return weights, pool
 
     def _ladder(self, phases: str) -> list[StepShape]:
