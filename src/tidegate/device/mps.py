@@ -19,12 +19,13 @@ import tempfile
 import time
 from pathlib import Path
 
+from tidegate.base.clock import now_s
 from tidegate.base.errors import ConfigError
 
 COMMAND = "nvidia-cuda-mps-control"
 DEFAULT_PIPES = "/tmp/nvidia-mps"  # where the driver looks if the environment names no other directory
 LEAST_PERCENT, MOST_PERCENT = 20, 90  # of a lane that is kept to a part: kernels in clusters fail on few SMs
-ANSWER_SECONDS = 10.0  # for the daemon to answer a command, or to be there once it was started
+ANSWER_SECONDS = 5.0  # for the daemon to answer a command, or to be there once it was started
 QUIT_SECONDS = 2  # that clients are given to end when the daemon is told to quit
 
 
@@ -81,23 +82,25 @@ class MpsDaemon:
         for directory in (self._pipes, self._logs):
             shutil.rmtree(directory, ignore_errors=True)
             directory.mkdir(mode=0o700)
+        said_file = self._logs / "start.log"  # a pipe would stay open for as long as the daemon lives
         try:
-            started = subprocess.run(
-                [self._command, "-d"],
-                env=self._environment(),
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                timeout=ANSWER_SECONDS,
-            )
+            with said_file.open("w") as out:
+                started = subprocess.run(
+                    [self._command, "-d"],
+                    env=self._environment(),
+                    stdin=subprocess.DEVNULL,
+                    stdout=out,
+                    stderr=subprocess.STDOUT,
+                    timeout=ANSWER_SECONDS,
+                )
         except (OSError, subprocess.TimeoutExpired) as error:
             raise ConfigError(f"{self._command} could not be started: {error}") from error
-        end = time.monotonic() + ANSWER_SECONDS
-        while started.returncode == 0 and time.monotonic() < end:
+        end = now_s() + ANSWER_SECONDS
+        while started.returncode == 0 and now_s() < end:
             if _answers(self._command, self._pipes):
                 return
             time.sleep(0.02)
-        said = started.stdout.decode(errors="replace").strip() or self._logged() or "it said nothing"
+        said = _last_line(said_file) or _last_line(self._logs / "control.log") or "it said nothing"
         raise ConfigError(f"{self._command} did not start ({said}): choose another --sharing")
 
     @property
@@ -163,12 +166,6 @@ class MpsDaemon:
             return None
         return None if state in "ZX" else pid
 
-    def _logged(self) -> str:
-        """The last line of the daemon's log."""
-        with contextlib.suppress(OSError, IndexError):
-            return (self._logs / "control.log").read_text(errors="replace").strip().splitlines()[-1]
-        return ""
-
 
 def _answers(command: str, pipes: Path) -> bool:
     said = _said(command, pipes, "get_default_active_thread_percentage")
@@ -187,6 +184,12 @@ def _said(command: str, pipes: Path, order: str) -> str | None:
     except (OSError, subprocess.TimeoutExpired):
         return None
     return done.stdout.decode(errors="replace") if done.returncode == 0 else None
+
+
+def _last_line(file: Path) -> str:
+    with contextlib.suppress(OSError, IndexError):
+        return file.read_text(errors="replace").strip().splitlines()[-1]
+    return ""
 
 
 def _end_process(pid: int) -> None:

@@ -16,7 +16,6 @@ Why batches may move from one process to another:
 import logging
 import os
 import queue
-import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -121,7 +120,7 @@ class MpsLanes:
         return {name: worker.pid for name, worker in workers.items() if worker}
 
     def close(self) -> None:
-        workers, by = list(self._workers.values()), time.monotonic() + CLOSE_SECONDS
+        workers, by = list(self._workers.values()), now_s() + CLOSE_SECONDS
         for worker in workers:
             worker.leave()
         for worker in workers:

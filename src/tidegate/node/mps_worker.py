@@ -3,13 +3,13 @@
 import os
 import socket
 import subprocess
-import time
 from collections import deque
 from collections.abc import Mapping, Sequence
 
 import msgspec
 
 from tidegate.base.batch import Batch, SlotSetup
+from tidegate.base.clock import now_s
 from tidegate.node import shared_fds, wire
 from tidegate.node.lane_host import LaneReading
 
@@ -83,11 +83,11 @@ class Worker:
         self._channel.send(wire.StopLane())
 
     def end(self, by: float = 0.0) -> int:
-        """Waits until ``time.monotonic()`` is ``by`` for the process to end, then kills it; its exit status."""
+        """Waits until ``base.clock.now_s`` is ``by`` for the process to end, then kills it; its exit status."""
         self._channel.close()
         os.close(self.life)
         try:
-            return self._process.wait(timeout=max(0.0, by - time.monotonic()))
+            return self._process.wait(timeout=max(0.0, by - now_s()))
         except subprocess.TimeoutExpired:
             self._process.kill()
             return self._process.wait()
