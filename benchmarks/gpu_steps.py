@@ -45,6 +45,7 @@ LLAMA_3_8B = {
 NUM_BLOCKS, MAX_SEQS, MAX_LEN = 40000, 256, 8192
 DECODES, PROMPT = 64, 4096
 PREFILL_SMS = (104, 88, 72, 56, 40)
+CONTEXTS = (1024, 4096, 7900)
 MakeBatch = Callable[[int], Batch]
 WHY_NO_MPS = why_not()  # asked before the GPU is used
 
@@ -138,9 +139,9 @@ class Bench:
 
     def table_frontier(self) -> tuple[list[Limits], list[Point]]:
         limits, points = [], []
-        other, processes = self.beside_runner(), self.processes()
+        other = self.beside_runner()
         print("context way       setting        decode step     prefill")
-        for context in (1024, 4096, 7900):
+        for context in CONTEXTS:
             self.steps(self.decode(context), 3, self.whole)
             decode, _ = self.steps(self.decode(context), 20, self.whole)
             self.steps(self.prefill(1024), 2, self.whole)
@@ -158,11 +159,11 @@ class Bench:
                 for sms in PREFILL_SMS if FORMS[form].divided else (self.whole.sms,):
                     points.append(self.beside(other, form, sms, context, 30))
                     print(line(points[-1]), flush=True)
-            if processes is not None:
+        if (processes := self.processes()) is not None:  # last, so that this process leaves the device to them
+            for context in CONTEXTS:
                 for sms in PREFILL_SMS:
                     points.append(processes.beside(sms, context, 30))
                     print(line(points[-1]), flush=True)
-        if processes is not None:
             processes.close()
         return limits, points
 

@@ -35,8 +35,11 @@ WAIT_S = 60.0
 
 def open_cpu(init, memory_fd, table_fd):
     """``Place.sms`` is the percentage that the process was started with."""
-    if os.environ.get("FAKE_NO_CONTEXT"):
-        raise NoContext("the server is not ready")
+    match os.environ.get("FAKE_FAULT"):
+        case "no context":
+            raise NoContext("the server is not ready")
+        case "no memory":
+            raise RuntimeError("the memory can't be mapped")
     weights, pool = SharedMemory(memory_fd, init.shared_bytes).open_pool(init.pool, init.regions)
     where = table_region(init.regions)
     pool = dataclasses.replace(pool, table=SharedMemory(table_fd, region_bytes(where)).tensor(where))
@@ -55,7 +58,7 @@ def division(share):
 
 
 class Lanes:
-    """MpsLanes with what they run on. ``without_context``: how many of the processes that start next find no device."""
+    """MpsLanes with what they run on. ``faults``: of the processes that start next, in order."""
 
     def __init__(self, home, share=0.5):
         stored = {name: ("float32", tuple(weight.shape)) for name, weight in WEIGHTS.items()}
@@ -67,16 +70,15 @@ class Lanes:
         where = table_region(regions)
         table = SharedMemory.create(region_bytes(where))
         self.daemon = MpsDaemon("GPU-0", home, FAKE_CONTROL)
-        self.without_context = 0
+        self.faults = []
         self.rotation = Rotation(division(share))
         self.started = []  # (lane, percentage) of every process, in order
 
         def spawn(lane, percent):
             self.started.append((lane, percent))
             environment = self.daemon.client_environment(percent)
-            if self.without_context:
-                self.without_context -= 1
-                environment["FAKE_NO_CONTEXT"] = "1"
+            if self.faults:
+                environment["FAKE_FAULT"] = self.faults.pop(0)
             init = wire.GpuLaneInit(lane, MODEL, SPEC, regions, num_bytes, [], eager=True, first=lane == "D")
             return Worker([sys.executable, __file__], environment, (memory.fd, table.fd), init, percent)
 

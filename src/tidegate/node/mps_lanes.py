@@ -103,8 +103,10 @@ class MpsLanes:
         self._carry_out(self._rotation.want(self._divide(shares)))
 
     def reading(self, lane: str, alone: bool) -> LaneReading:
+        """The memory is that of all its processes."""
         worker = self._pick(lane, alone)
-        return worker.reading if worker else LaneReading()
+        extra = sum(w.reading.extra_memory_bytes for w in self._workers.values() if w.lane == lane)
+        return LaneReading(worker.reading.sms if worker else 0, extra)
 
     def watch(self, register: Callable[[int, Callable[[], list[Event]]], None], forget: Callable[[int], None]) -> None:
         self._register, self._forget = register, forget
@@ -151,7 +153,7 @@ class MpsLanes:
         percents = self._serving(lane)
         for percent in percents if alone else reversed(percents):
             worker = self._workers.get((lane, percent))
-            if worker is not None and worker.up and not worker.leaving:
+            if worker is not None and worker.able:
                 return worker
         return None
 
@@ -216,7 +218,7 @@ class MpsLanes:
         with any."""
         state = self._lanes[lane]
         workers = [self._workers.get((lane, percent)) for percent in self._serving(lane)]
-        up = [worker is not None and worker.up and not worker.leaving for worker in workers]
+        up = [worker is not None and worker.able for worker in workers]
         if state.up or not (any(up) if state.was_up else all(up)):
             return []
         state.up = state.was_up = True
@@ -263,8 +265,8 @@ class MpsLanes:
         reason = failure.reason if failure else f"its process ended with status {status}"
         if serving and failure is not None and failure.no_context:
             return events + self._all_lost(f"no process can use the device any more: {reason}")
-        if serving and failure is not None and failure.config and not lane.was_up:
-            return [*events, LaneGone(lane.name, reason, config=True)]
+        if serving and failure is not None and not lane.was_up:  # it would fail again
+            return [*events, LaneGone(lane.name, reason, failure.config)]
         running = lane.worker is worker and worker.busy
         if lane.worker is worker:
             lane.worker = None

@@ -53,6 +53,11 @@ class Worker:
         return self._process.pid
 
     @property
+    def able(self) -> bool:
+        """Whether it can be given a batch."""
+        return self.up and not self.leaving and not self.closed
+
+    @property
     def busy(self) -> bool:
         return bool(self._in_flight)
 
