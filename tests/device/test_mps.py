@@ -64,7 +64,7 @@ def test_a_client_finds_the_daemon_and_its_share_in_its_environment(new_daemon, 
 
 
 def test_a_share_is_a_percentage_that_leaves_no_lane_with_too_few_sms():
-    assert [percent_of(share) for share in (0.05, 0.54, 0.7, 0.99)] == [20, 54, 70, 90]
+    assert [percent_of(share) for share in (0.05, 0.54, 0.7, 0.99)] == [20, 55, 70, 90]
 
 
 def test_its_death_is_told_and_it_can_be_started_again(new_daemon, tmp_path):

@@ -25,13 +25,14 @@ from tidegate.base.errors import ConfigError
 COMMAND = "nvidia-cuda-mps-control"
 DEFAULT_PIPES = "/tmp/nvidia-mps"  # where the driver looks if the environment names no other directory
 LEAST_PERCENT, MOST_PERCENT = 20, 90  # of a lane that is kept to a part: kernels in clusters fail on few SMs
+QUANTUM_PERCENT = 5  # another percentage is another process: smaller steps are not worth one
 ANSWER_SECONDS = 5.0  # for the daemon to answer a command, or to be there once it was started
 QUIT_SECONDS = 2  # that clients are given to end when the daemon is told to quit
 
 
 def percent_of(share: float) -> int:
-    """The whole percentage that a lane's share of the device is given as."""
-    return max(LEAST_PERCENT, min(round(share * 100), MOST_PERCENT))
+    """The percentage that a lane's share of the device is given as."""
+    return max(LEAST_PERCENT, min(round(share * 100 / QUANTUM_PERCENT) * QUANTUM_PERCENT, MOST_PERCENT))
 
 
 def pipes_in_use() -> Path:
