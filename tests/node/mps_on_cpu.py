@@ -30,7 +30,7 @@ from tidegate.runner.eager_runner import EagerRunner
 
 SPEC = PoolSpec(num_blocks=200, block_size=4, max_num_seqs=8, max_model_len=64)
 FAKE_CONTROL = str(Path(__file__).parents[1] / "device/fake_mps_control.sh")
-WAIT_S = 60.0
+WAIT_S = 180.0
 
 
 def open_cpu(init, memory_fd, table_fd):

@@ -127,6 +127,13 @@ def setup(slot, seed):
     return SlotSetup(slot, 3, SamplingParams(seed=seed))
 
 
+def test_a_lane_is_ready_once_each_of_its_processes_is():
+    host = Host(lanes=())
+    host.lanes.start("P")
+    assert host.say(host.worker("P", WHOLE), wire.LaneUp("P")) == []
+    assert host.say(host.worker("P", 50), wire.LaneUp("P")) == [LaneReady("P")]
+
+
 def test_a_lane_alone_runs_on_the_whole_device_and_beside_another_on_its_part():
     host = Host()
     part, whole, decode = host.worker("P", 50), host.worker("P", WHOLE), host.worker("D", WHOLE)

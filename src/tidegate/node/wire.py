@@ -142,8 +142,8 @@ class LaneInit(msgspec.Struct, tag="lane_init"):
 
 
 class GpuLaneInit(msgspec.Struct, tag="gpu_lane_init"):
-    """``regions`` lie in the device memory whose descriptor comes before this message, "table" in the memory file whose
-    descriptor comes with it."""
+    """Comes after two file descriptors (``node.shared_fds``): of the device memory in which ``regions`` lie, and of a
+    memory file that holds the block table alone."""
 
     lane: str
     model: ModelSpec
