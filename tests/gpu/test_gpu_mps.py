@@ -4,6 +4,7 @@ daemon does; and what is said where one runs already."""
 import os
 import signal
 import subprocess
+import sys
 import tempfile
 import time
 from pathlib import Path
@@ -34,6 +35,41 @@ def wave(serving, what, meanwhile=None):
     answers = engine.answers([engine.spec(prompt, MAX_TOKENS) for prompt in prompts], meanwhile)
     check(model, prompts, answers, what)
     return [answer.tokens for answer in answers]
+
+
+CLIENT = """
+import sys, torch
+from tidegate.base.specs import Region
+from tidegate.device.gpu_memory import GpuMemory
+numbers = GpuMemory(1 << 20, shared=int(sys.argv[1])).tensor(Region("numbers", "int32", (1000,), 4096))
+assert numbers.sum().item() == 499500
+numbers.add_(1)
+torch.cuda.synchronize()
+"""
+
+
+def test_memory_of_a_process_that_is_no_client_is_shared_with_clients(tmp_path):
+    import torch
+
+    from tidegate.base.specs import Region
+    from tidegate.device.gpu_memory import GpuMemory
+    from tidegate.device.mps import MpsDaemon
+
+    memory = GpuMemory(1 << 20)
+    numbers = memory.tensor(Region("numbers", "int32", (1000,), 4096))
+    numbers.copy_(torch.arange(1000, dtype=torch.int32))
+    torch.cuda.synchronize()
+    daemon = MpsDaemon(f"GPU-{torch.cuda.get_device_properties(0).uuid}", tmp_path)
+    daemon.start()
+    descriptor = memory.export()
+    try:
+        command = [sys.executable, "-c", CLIENT, str(descriptor)]
+        environment = daemon.client_environment(50)
+        subprocess.run(command, pass_fds=(descriptor,), env=environment, check=True, timeout=WAIT_S)
+    finally:
+        os.close(descriptor)
+        daemon.close()
+    assert numbers.sum().item() == 500500
 
 
 def test_shares_that_rotate_under_load_change_no_token(serving):
