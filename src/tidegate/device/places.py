@@ -5,6 +5,8 @@ do not ask which way it is.
     capped    P on the first SMs, D over the whole device always, so that its graphs are captured once
     streams   no division: two streams, D's before P's where both have a kernel to start (what others do; to compare)
 
+Besides there is "mps", where lanes are processes and the driver's service divides (``device.mps``).
+
 A lane that is alone has the whole device in each of them. Kernels in a graph keep the priority of the stream on which
 they were captured, as they keep its SMs.
 """
@@ -64,6 +66,8 @@ FORMS = {
         Form("streams", "streams with priorities, undivided", divided=(), first=("D",)),
     )
 }
+
+MPS = "mps"  # the form in which lanes are processes, each with a share of its own: places are not what it divides by
 
 
 class Places:

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 import torch
 
 from tidegate.base.errors import ConfigError
+from tidegate.device import mps
 from tidegate.device.gpu import cuda_bindings_installed, why_no_gpu
 from tidegate.node.sizing import memory_bytes
 
@@ -37,6 +38,8 @@ def report() -> Iterator[tuple[str, str]]:
     steps = "each step one CUDA graph" if _version("flashinfer-python") else "step by step, kernel by kernel: slow"
     yield "lanes", f"threads of one process, {steps}"
     yield "sharing", _green_contexts()
+    reason = mps.why_not()
+    yield "mps", "can be had: --sharing mps" if reason is None else f"can't be had: {reason}"
 
 
 def _core_sharing(cores: int) -> str:

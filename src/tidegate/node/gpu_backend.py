@@ -1,42 +1,47 @@
-"""One GPU: weights and KV in one allocation, lanes as threads, compute divided as ``device.places`` says."""
+"""One GPU: weights and KV in one allocation, lanes as threads, compute divided as ``device.places`` says.
+
+Where lanes are processes, ``node.mps_backend`` has what differs.
+"""
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from math import prod
 
 import torch
 
 from tidegate.base.errors import ConfigError
-from tidegate.base.specs import PoolSpec
+from tidegate.base.specs import PoolSpec, Region
 from tidegate.device.gpu_memory import GpuMemory
 from tidegate.device.green_contexts import SmParts
 from tidegate.device.memory import lay_out, region_bytes
-from tidegate.device.places import FORMS, Form, Place, Places
+from tidegate.device.places import FORMS, MPS, Form, Places
 from tidegate.device.pool import Pool
 from tidegate.kernels.gpu_support import why_no_graphs
 from tidegate.models.sources import ModelSource
 from tidegate.models.weights import layout
 from tidegate.node.backend import Progress, Traits
 from tidegate.node.config import EngineConfig
-from tidegate.node.gpu_lanes import CountSms, GpuLanes, LanePlan
+from tidegate.node.gpu_lanes import SWITCH_SECONDS, GpuLanes, LanePlan
+from tidegate.node.gpu_runners import count_sms, runner_maker
 from tidegate.node.lane_host import LaneHost
-from tidegate.node.sizing import DeviceMemory, gpu_pool
+from tidegate.node.sizing import GPU_RESERVED_BYTES, DeviceMemory, gpu_pool
 from tidegate.policy.modes import MODES, LaneSpec
-from tidegate.runner.lane_runner import LaneRunner
-from tidegate.runner.shapes import DECODE_STEPS, MAX_SLICES, PADDING, PREFILL_STEPS, Scratch, StepShape, ladder
+from tidegate.runner.shapes import DECODE_STEPS, MAX_SLICES, PADDING, PREFILL_STEPS, StepShape, ladder
 
 DTYPES = ("bfloat16", "float32")
-SWITCH_SECONDS = 2e-4  # a lane that prepares a step must not wait long for the interpreter
 SHARES = (0.545, 0.667, 0.424, 0.788)  # 72, 88, 56 and 104 of an H200's 132 SMs
 USEFUL_FLOPS = {"bfloat16": 5e14, "float32": 3e13}  # for a first guess of the prefill rate
 
 
 class GpuBackend:
+    reserved_bytes = GPU_RESERVED_BYTES
+
     def __init__(self, config: EngineConfig, source: ModelSource) -> None:
         if config.quantization is not None:
             raise ConfigError("--quantization is for machines without a GPU so far: leave it out, or use --device cpu")
-        if config.sharing not in ("auto", *FORMS):
-            raise ConfigError(f"unknown sharing {config.sharing!r}; choose auto, {', '.join(FORMS)}")
+        known = ("auto", *FORMS, MPS)
+        if config.sharing not in known:
+            raise ConfigError(f"unknown sharing {config.sharing!r}; choose {', '.join(known)}")
         self._dtype = "bfloat16" if config.dtype == "auto" else config.dtype
         if self._dtype not in DTYPES:
             raise ConfigError(f"--dtype {config.dtype} is not to be had on a GPU; choose auto, {', '.join(DTYPES)}")
@@ -47,9 +52,10 @@ class GpuBackend:
         self.kv_bytes = 0
         self._device = torch.device("cuda", 0)
         self._arrays: PoolSpec | None = None
+        self._regions: list[Region] = []
         self._form = FORMS["disjoint"]
         self._why_eager: str | None = None
-        self._lanes: GpuLanes | None = None
+        self._lanes: LaneHost | None = None
         self.traits = Traits(
             slice_seconds=0.03,
             min_slice_tokens=128,
@@ -73,7 +79,7 @@ class GpuBackend:
         return self._form.description
 
     def size_pool(self, config: EngineConfig) -> PoolSpec:
-        memory = DeviceMemory(*torch.cuda.mem_get_info(self._device))
+        memory = DeviceMemory(*torch.cuda.mem_get_info(self._device), self.reserved_bytes)
         spec = gpu_pool(self._source.spec, config, memory, self.weight_bytes, self._dtype, DECODE_STEPS[-1])
         # One block and one slot more than the core knows of, for padding.
         self._arrays = PoolSpec(
@@ -83,20 +89,13 @@ class GpuBackend:
 
     def open(self, lanes: Sequence[LaneSpec], progress: Progress) -> LaneHost:
         sys.setswitchinterval(SWITCH_SECONDS)
-        torch.set_float32_matmul_precision("highest")  # float32 means float32
         parts = SmParts()
         self._form = _form(self._config.sharing, parts, divide=len(lanes) > 1)
         places = Places(parts, self._form)
         progress("preparing attention kernels", 0.0)
         self._why_eager = why_no_graphs(self._source.spec, getattr(torch, self._dtype), self._device)
-        try:
-            weights, pool = self._load(progress)
-        except torch.OutOfMemoryError as error:
-            raise ConfigError(
-                "the GPU's memory did not suffice to read the weights: lower --gpu-memory-utilization, or end what "
-                "else uses the GPU"
-            ) from error
-        make = self._runners(weights, pool)
+        weights, pool = self._load(self._allocate(), progress)
+        make = runner_maker(self._source.spec, weights, pool, eager=self._why_eager is not None)
         alone, phases = len(lanes) == 1, {spec.name: spec.phases for spec in lanes}
         # Gates other than "static" choose among the shares that are measured.
         gate = self._config.gate or MODES[self._config.mode].gates[0]
@@ -118,7 +117,7 @@ class GpuBackend:
                 ladder=shapes,
                 beside=[shape for shape in shapes if not shape.hybrid and bool(shape.prefill_tokens) is (lane == "P")],
                 progress=told,
-                count_sms=_count_sms,
+                count_sms=count_sms,
                 reserved_bytes=lambda: torch.cuda.memory_reserved(self._device),
                 moving=[share if lane == "P" else 1.0 - share for share in moving],
             )
@@ -132,28 +131,27 @@ class GpuBackend:
         if self._lanes is not None:
             self._lanes.close()
 
-    def _load(self, progress: Progress) -> tuple[dict[str, torch.Tensor], Pool]:
+    def _allocate(self) -> GpuMemory:
         assert self._arrays is not None
         stored = {name: (self._dtype, shape) for name, shape in self._shapes.items()}
-        regions, num_bytes = lay_out(self._source.spec, self._arrays, stored)
-        self.kv_bytes = next(region_bytes(region) for region in regions if region.name == "kv")
-        weights, pool = GpuMemory(num_bytes).open_pool(self._arrays, regions)
-        self._source.load(weights, lambda fraction: progress("loading weights", fraction))
-        torch.cuda.synchronize(self._device)
+        self._regions, num_bytes = lay_out(self._source.spec, self._arrays, stored)
+        self.kv_bytes = next(region_bytes(region) for region in self._regions if region.name == "kv")
+        return GpuMemory(num_bytes)
+
+    def _load(
+        self, memory: GpuMemory, progress: Progress, table: torch.Tensor | None = None
+    ) -> tuple[dict[str, torch.Tensor], Pool]:
+        assert self._arrays is not None
+        try:
+            weights, pool = memory.open_pool(self._arrays, self._regions, table)
+            self._source.load(weights, lambda fraction: progress("loading weights", fraction))
+            torch.cuda.synchronize(self._device)
+        except torch.OutOfMemoryError as error:
+            raise ConfigError(
+                "the GPU's memory did not suffice to read the weights: lower --gpu-memory-utilization, or end what "
+                "else uses the GPU"
+            ) from error
         return weights, pool
-
-    def _runners(self, weights: dict[str, torch.Tensor], pool: Pool) -> Callable[[], LaneRunner]:
-        """Makes a lane's runner. What only one kind needs is imported when that kind is chosen."""
-        spec = self._source.spec
-        if self._why_eager is None:
-            from tidegate.runner.gpu_runner import GpuRunner
-
-            scratch = Scratch(pool.spec.num_blocks - 1, pool.spec.max_num_seqs - 1)
-            return lambda: GpuRunner(spec, weights, pool, scratch)
-        from tidegate.runner.eager_runner import EagerRunner, plain_attention
-
-        plain_attention()
-        return lambda: EagerRunner.over(spec, weights, pool)
 
     def _ladder(self, phases: str) -> list[StepShape]:
         assert self._arrays is not None
@@ -172,13 +170,3 @@ def _form(asked: str, parts: SmParts, divide: bool) -> Form:
                 raise
             return FORMS["streams"]  # with one lane there is nothing to divide, and a later mode will do with this
     return form
-
-
-def _count_sms(place: Place) -> CountSms:
-    try:
-        from tidegate.kernels.triton_sm_ids import SmIds
-    except ImportError:
-        return lambda: 0
-    assert place.stream is not None
-    ids = SmIds(place.stream)
-    return lambda: len(ids.known() or ())

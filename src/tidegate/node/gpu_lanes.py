@@ -27,6 +27,7 @@ from tidegate.runner.inputs import apply_tables
 from tidegate.runner.lane_runner import Enqueued, LaneRunner
 from tidegate.runner.shapes import StepShape, shape_for
 
+SWITCH_SECONDS = 2e-4  # of the interpreter: a lane that prepares a step must not wait long for it
 PAUSE_SECONDS = 0.02  # without a batch, after which a lane takes the time to capture a graph
 
 Post = Callable[[Event], None]
