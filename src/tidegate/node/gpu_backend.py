@@ -13,10 +13,10 @@ from tidegate.device.green_contexts import SmParts
 from tidegate.device.memory import lay_out, region_bytes
 from tidegate.device.places import FORMS, Form, Place, Places
 from tidegate.device.pool import Pool
-from tidegate.kernels.gpu_support import why_no_graphs
+from tidegate.kernels.gpu_support import why_no_graphs, why_no_pod
 from tidegate.models.sources import ModelSource
 from tidegate.models.weights import layout
-from tidegate.node.backend import Progress, Traits
+from tidegate.node.backend import Progress, Traits, tell_apart
 from tidegate.node.config import EngineConfig
 from tidegate.node.gpu_lanes import CountSms, GpuLanes, LanePlan
 from tidegate.node.lane_host import LaneHost
@@ -89,6 +89,7 @@ class GpuBackend:
         places = Places(parts, self._form)
         progress("preparing attention kernels", 0.0)
         self._why_eager = why_no_graphs(self._source.spec, getattr(torch, self._dtype), self._device)
+        fused = self._fused(lanes, progress)
         try:
             weights, pool = self._load(progress)
         except torch.OutOfMemoryError as error:
@@ -96,7 +97,7 @@ class GpuBackend:
                 "the GPU's memory did not suffice to read the weights: lower --gpu-memory-utilization, or end what "
                 "else uses the GPU"
             ) from error
-        make = self._runners(weights, pool)
+        make = self._runners(weights, pool, progress)
         alone, phases = len(lanes) == 1, {spec.name: spec.phases for spec in lanes}
 
         def plan(lane: str) -> LanePlan:
@@ -109,7 +110,7 @@ class GpuBackend:
                     progress(stage, fraction)
 
             return LanePlan(
-                make=make,
+                make=lambda: make(places.of(lane, 1.0) if lane in fused else None),
                 place=lambda share: places.of(lane, share),
                 share=1.0 if alone and lane in phases else share,
                 ladder=shapes,
@@ -138,18 +139,40 @@ class GpuBackend:
         torch.cuda.synchronize(self._device)
         return weights, pool
 
-    def _runners(self, weights: dict[str, torch.Tensor], pool: Pool) -> Callable[[], LaneRunner]:
-        """Makes a lane's runner. What only one kind needs is imported when that kind is chosen."""
+    def _fused(self, lanes: Sequence[LaneSpec], progress: Progress) -> set[str]:
+        """The lanes that may run attention of prompts and decodes in one kernel. Says so where some ask in vain."""
+        asking = {lane.name for lane in lanes if lane.fused}
+        if not asking:
+            return asking
+        why = self._why_eager or why_no_pod(self._source.spec, getattr(torch, self._dtype))
+        tell_apart(lanes, why, progress)
+        return asking if why is None else set()
+
+    def _runners(
+        self, weights: dict[str, torch.Tensor], pool: Pool, progress: Progress
+    ) -> Callable[[Place | None], LaneRunner]:
+        """Makes a lane's runner; where it may fuse attention, measured first in the place that is given. What only one
+        kind needs is imported when that kind is chosen."""
         spec = self._source.spec
-        if self._why_eager is None:
-            from tidegate.runner.gpu_runner import GpuRunner
+        if self._why_eager is not None:
+            from tidegate.runner.eager_runner import EagerRunner, plain_attention
 
-            scratch = Scratch(pool.spec.num_blocks - 1, pool.spec.max_num_seqs - 1)
-            return lambda: GpuRunner(spec, weights, pool, scratch)
-        from tidegate.runner.eager_runner import EagerRunner, plain_attention
+            plain_attention()
+            return lambda fused_in: EagerRunner.over(spec, weights, pool)
+        from tidegate.runner.gpu_runner import GpuRunner
+        from tidegate.runner.pod_trial import rule_for
 
-        plain_attention()
-        return lambda: EagerRunner.over(spec, weights, pool)
+        scratch = Scratch(pool.spec.num_blocks - 1, pool.spec.max_num_seqs - 1)
+
+        def make(fused_in: Place | None) -> LaneRunner:
+            rule = None
+            if fused_in is not None:
+                progress("measuring attention in one kernel and in two", 0.0)
+                rule = rule_for(spec, pool.kv, fused_in)
+                progress(f"attention of prompts and decodes: {rule or 'two kernels'}", 1.0)
+            return GpuRunner(spec, weights, pool, scratch, rule)
+
+        return make
 
     def _ladder(self, phases: str) -> list[StepShape]:
         assert self._arrays is not None
