@@ -136,6 +136,34 @@ def test_a_share_that_moves_is_prepared_between_steps_and_no_step_prepares_anyth
     assert graphs.graphs[2:] == [(DECODE, lanes.place(0.8))], "captured once"
 
 
+class Choosing(EagerRunner):
+    """A runner that may fuse attention and counts what it chose."""
+
+    def __init__(self, pool):
+        self.chosen = {"apart": 0, "pod": 0}
+        super().__init__(new_runner(pool))
+
+    @property
+    def hybrid_attention(self):
+        return self.chosen.copy()
+
+    def enqueue(self, step, place):
+        self.chosen["pod" if step.fused else "apart"] += 1
+        return super().enqueue(step, place)
+
+
+def test_a_lane_tells_how_attention_of_its_batches_ran(host):
+    lanes = host(Choosing)
+    lanes.lanes.start("D")
+    lanes.event(LaneReady)
+    for fused in (True, False, True):
+        step = batch(decodes={0: 3})
+        step.fused = fused
+        lanes.run("D", step)
+    assert lanes.lanes.reading("D", alone=True).hybrid_attention == {"apart": 1, "pod": 2}
+    assert not lanes.lanes.reading("P", alone=True).hybrid_attention
+
+
 @pytest.mark.parametrize(
     ("error", "blamed", "words"),
     [

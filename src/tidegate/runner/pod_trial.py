@@ -20,7 +20,6 @@ from tidegate.runner.shapes import MAX_SLICES, PADDING, StepShape
 
 LAYERS = 8  # in one graph: each reads KV of its own, which no cache holds yet, as in a step
 RUNS = 3  # of a graph; the fastest counts
-
 MOST_DIFFERENCE = 0.05  # in bf16 it is some 0.005
 
 log = logging.getLogger("tidegate.runner")
