@@ -71,7 +71,7 @@ def test_the_work_of_a_batch_counts_what_its_rows_read():
 
 def test_a_rule_can_be_measured_on_other_axes():
     axes = Axes((64, 128), (0,), (8, 16), (512,))
-    rule = PodRule({work: (2.0, 1.0) for work in axes.points()}, axes)
+    rule = PodRule(dict.fromkeys(axes.points(), (2.0, 1.0)), axes)
     assert len(axes.points()) == 4 and rule.wins(HybridWork(100, 70, 12, 600))
 
 
