@@ -31,6 +31,7 @@ from tidegate.device.green_contexts import SmParts
 from tidegate.device.memory import SharedMemory, lay_out, region_bytes, table_region
 from tidegate.device.mps import why_not
 from tidegate.device.places import FORMS, Place, Places
+from tidegate.kernels.pod_rule import PodRule
 from tidegate.models.sources import open_model
 from tidegate.models.weights import layout
 from tidegate.runner.gpu_runner import GpuRunner
@@ -74,8 +75,8 @@ class Bench:
             table[slot, :512] = blocks[slot * 512 : (slot + 1) * 512]
         self.runner = self.new_runner()
 
-    def new_runner(self) -> GpuRunner:
-        return GpuRunner(self.spec, self._weights, self.pool, self.scratch)
+    def new_runner(self, pod_rule: PodRule | None = None) -> GpuRunner:
+        return GpuRunner(self.spec, self._weights, self.pool, self.scratch, pod_rule)
 
     def steps(self, make: MakeBatch, count: int, place: Place) -> tuple[float, float]:
         """Milliseconds a step: wall clock, and the median on the device."""

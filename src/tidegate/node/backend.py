@@ -65,6 +65,12 @@ class Backend(Protocol):
     def close(self) -> None: ...
 
 
+def tell_apart(lanes: Sequence[LaneSpec], reason: str | None, progress: Progress) -> None:
+    """Where lanes ask for fused attention and can't have it: says so, and why."""
+    if reason is not None and any(lane.fused for lane in lanes):
+        progress(f"attention of prompts and decodes runs in two kernels: {reason}", 0.0)
+
+
 def make_backend(config: EngineConfig, source: ModelSource, progress: Progress) -> Backend:
     """The backend of ``--device``; "auto" is a GPU where there is one that torch can use. Says why not, where there is
     one that it can't."""

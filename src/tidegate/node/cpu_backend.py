@@ -10,7 +10,7 @@ from tidegate.device.memory import SharedMemory, lay_out, region_bytes
 from tidegate.models.linears import load, stored, stored_bytes
 from tidegate.models.sources import ModelSource
 from tidegate.node import wire
-from tidegate.node.backend import Progress, Traits
+from tidegate.node.backend import Progress, Traits, tell_apart
 from tidegate.node.config import EngineConfig
 from tidegate.node.lane_host import LaneHost
 from tidegate.node.process_lanes import ProcessLanes
@@ -70,6 +70,7 @@ class CpuBackend:
             host.start(lane.name)  # they import while the weights are read
         weights, pool = memory.open_pool(pool_spec, regions)
         load(self._source, weights, lambda fraction: progress("loading weights", fraction))
+        tell_apart(lanes, "one kernel for both needs a GPU", progress)
         progress("starting lanes", 0.0)
         host.provide(pool, lambda lane: wire.LaneInit(lane, spec, pool_spec, regions, num_bytes, cores))
         return host

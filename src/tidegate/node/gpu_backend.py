@@ -16,10 +16,10 @@ from tidegate.device.green_contexts import SmParts
 from tidegate.device.memory import lay_out, region_bytes
 from tidegate.device.places import FORMS, MPS, Form, Places
 from tidegate.device.pool import Pool
-from tidegate.kernels.gpu_support import why_no_graphs
+from tidegate.kernels.gpu_support import why_no_graphs, why_no_pod
 from tidegate.models.sources import ModelSource
 from tidegate.models.weights import layout
-from tidegate.node.backend import Progress, Traits
+from tidegate.node.backend import Progress, Traits, tell_apart
 from tidegate.node.config import EngineConfig
 from tidegate.node.gpu_lanes import SWITCH_SECONDS, GpuLanes, LanePlan
 from tidegate.node.gpu_runners import count_sms, runner_maker
@@ -94,8 +94,9 @@ class GpuBackend:
         places = Places(parts, self._form)
         progress("preparing attention kernels", 0.0)
         self._why_eager = why_no_graphs(self._source.spec, getattr(torch, self._dtype), self._device)
+        fused = self._fused(lanes, progress)
         weights, pool = self._load(self._allocate(), progress)
-        make = runner_maker(self._source.spec, weights, pool, eager=self._why_eager is not None)
+        make = runner_maker(self._source.spec, weights, pool, self._why_eager is not None, progress)
         alone, phases = len(lanes) == 1, {spec.name: spec.phases for spec in lanes}
         # Gates other than "static" choose among the shares that are measured.
         gate = self._config.gate or MODES[self._config.mode].gates[0]
@@ -111,7 +112,7 @@ class GpuBackend:
                     progress(stage, fraction)
 
             return LanePlan(
-                make=make,
+                make=lambda: make(places.of(lane, 1.0) if lane in fused else None),
                 place=lambda share: places.of(lane, share),
                 share=1.0 if alone and lane in phases else share,
                 ladder=shapes,
@@ -152,6 +153,15 @@ class GpuBackend:
                 "else uses the GPU"
             ) from error
         return weights, pool
+
+    def _fused(self, lanes: Sequence[LaneSpec], progress: Progress) -> set[str]:
+        """The lanes that may run attention of prompts and decodes in one kernel. Says so where some ask in vain."""
+        asking = {lane.name for lane in lanes if lane.fused}
+        if not asking:
+            return asking
+        why = self._why_eager or why_no_pod(self._source.spec, getattr(torch, self._dtype))
+        tell_apart(lanes, why, progress)
+        return asking if why is None else set()
 
     def _ladder(self, phases: str) -> list[StepShape]:
         assert self._arrays is not None

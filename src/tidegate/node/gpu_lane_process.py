@@ -61,11 +61,12 @@ def open_gpu(init: wire.GpuLaneInit, memory_fd: int, table_fd: int) -> Device:
     where = table_region(init.regions)
     table = SharedMemory(table_fd, region_bytes(where)).tensor(where)
     weights, pool = memory.open_pool(init.pool, init.regions, table)
+    make = runner_maker(init.model, weights, pool, init.eager)
     priority = HIGH_PRIORITY if init.first else 0
     stream, capture_stream = (torch.cuda.Stream(priority=priority) for _ in range(2))
     return Device(
         pool=pool,
-        make=runner_maker(init.model, weights, pool, init.eager),
+        make=lambda: make(None),
         place=Place(torch.cuda.get_device_properties(0).multi_processor_count, stream, capture_stream),
         count_sms=count_sms,
         reserved_bytes=torch.cuda.memory_reserved,
@@ -122,7 +123,8 @@ class GpuLaneProcess:
             case LaneReady(lane):
                 gc.collect()
                 gc.freeze()  # a collection over all that stays would delay a step
-                self._channel.send(wire.LaneUp(lane, *self._lanes.reading(lane, alone=True)))
+                reading = self._lanes.reading(lane, alone=True)
+                self._channel.send(wire.LaneUp(lane, reading.sms, reading.extra_memory_bytes))
             case LaneGone(_, reason, config):
                 self._channel.send(wire.LaneFailure(reason, config))
                 self._running, self._failed = False, True

@@ -57,7 +57,8 @@ class LaneThreads:
         self._inbox: queue.SimpleQueue[Batch | float | None] = queue.SimpleQueue()  # a float is a share to prepare
         self._enqueued: queue.SimpleQueue[tuple[Enqueued, tuple[StepShape, Place], float] | None] = queue.SimpleQueue()
         self._foresight = Foresight()
-        self._moves: Moves | None = None
+        self._runner: LaneRunner | None = None
+        self._moves: Moves | None = None  # set last: from then on the lane can be read
         self._sms: dict[Place, CountSms] = {}
         self._extra_bytes = 0
         self._threads = [
@@ -74,11 +75,11 @@ class LaneThreads:
         self._inbox.put(share)
 
     def reading(self, alone: bool) -> LaneReading:
-        if self._moves is None:
+        if self._moves is None or self._runner is None:
             return LaneReading()
         place = self._plan.place(1.0) if alone else self._moves.in_force
         count = self._sms.get(place)
-        return LaneReading(count() if count else 0, self._extra_bytes)
+        return LaneReading(count() if count else 0, self._extra_bytes, self._runner.hybrid_attention)
 
     def close(self) -> None:
         self._inbox.put(None)
@@ -92,7 +93,7 @@ class LaneThreads:
             before = self._plan.reserved_bytes()
             runner, moves = self._start()
             self._extra_bytes = self._plan.reserved_bytes() - before
-        self._moves = moves
+        self._runner, self._moves = runner, moves
         self._post(LaneReady(self._name))
         busy = False  # a batch has just been enqueued: the device has work for the length of a step
         while True:

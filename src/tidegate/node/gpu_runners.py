@@ -7,25 +7,40 @@ import torch
 from tidegate.base.specs import ModelSpec
 from tidegate.device.places import Place
 from tidegate.device.pool import Pool
+from tidegate.node.backend import Progress
 from tidegate.runner.lane_runner import LaneRunner
 from tidegate.runner.shapes import Scratch
 
 
 def runner_maker(
-    spec: ModelSpec, weights: dict[str, torch.Tensor], pool: Pool, eager: bool
-) -> Callable[[], LaneRunner]:
-    """Makes a lane's runner. What only one kind needs is imported when that kind is chosen. The pool's last block and
-    slot are for padding."""
+    spec: ModelSpec,
+    weights: dict[str, torch.Tensor],
+    pool: Pool,
+    eager: bool,
+    progress: Progress = lambda stage, fraction: None,
+) -> Callable[[Place | None], LaneRunner]:
+    """Makes a lane's runner; where it may fuse attention, measured first in the place that is given. What only one kind
+    needs is imported when that kind is chosen. The pool's last block and slot are for padding."""
     torch.set_float32_matmul_precision("highest")  # float32 means float32
-    if not eager:
-        from tidegate.runner.gpu_runner import GpuRunner
+    if eager:
+        from tidegate.runner.eager_runner import EagerRunner, plain_attention
 
-        scratch = Scratch(pool.spec.num_blocks - 1, pool.spec.max_num_seqs - 1)
-        return lambda: GpuRunner(spec, weights, pool, scratch)
-    from tidegate.runner.eager_runner import EagerRunner, plain_attention
+        plain_attention()
+        return lambda fused_in: EagerRunner.over(spec, weights, pool)
+    from tidegate.runner.gpu_runner import GpuRunner
+    from tidegate.runner.pod_trial import rule_for
 
-    plain_attention()
-    return lambda: EagerRunner.over(spec, weights, pool)
+    scratch = Scratch(pool.spec.num_blocks - 1, pool.spec.max_num_seqs - 1)
+
+    def make(fused_in: Place | None) -> LaneRunner:
+        rule = None
+        if fused_in is not None:
+            progress("measuring attention in one kernel and in two", 0.0)
+            rule = rule_for(spec, pool.kv, fused_in)
+            progress(f"attention of prompts and decodes: {rule or 'two kernels'}", 1.0)
+        return GpuRunner(spec, weights, pool, scratch, rule)
+
+    return make
 
 
 def count_sms(place: Place) -> Callable[[], int]:

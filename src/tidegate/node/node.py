@@ -149,7 +149,9 @@ class Node:
         stats = self._core.stats()
         alone = len(self._core.mode.lanes) == 1
         for name, lane in stats.lanes.items():
-            lane.sms, lane.extra_memory_bytes = self._lanes.reading(name, alone)
+            reading = self._lanes.reading(name, alone)
+            lane.sms, lane.extra_memory_bytes = reading.sms, reading.extra_memory_bytes
+            lane.hybrid_attention = dict(reading.hybrid_attention)
         return stats
 
     def _answer_modes(self) -> None:

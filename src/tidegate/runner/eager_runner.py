@@ -24,7 +24,7 @@ def plain_attention() -> None:
 
 
 class EagerRunner:
-    """Implements ``LaneRunner``. Nothing is prepared: any step can start anywhere."""
+    """Implements ``LaneRunner``. Nothing is prepared: any step can start anywhere. Nothing is fused."""
 
     def __init__(self, runner: Runner) -> None:
         self._runner = runner
@@ -34,6 +34,10 @@ class EagerRunner:
     def over(cls, spec: ModelSpec, weights: dict[str, torch.Tensor], pool: Pool) -> "EagerRunner":
         attention = attention_over(TorchAttention, spec, pool.kv, pool.table)
         return cls(Runner(build_model(spec, weights, attention), attention, pool, spec))
+
+    @property
+    def hybrid_attention(self) -> dict[str, int]:
+        return {}
 
     def prepared(self, shape: StepShape, place: Place) -> bool:
         return True
