@@ -6,7 +6,6 @@ It is in this package, and not in ``sim``, since it reads workloads as ``tidegat
 import argparse
 import itertools
 from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import msgspec
@@ -28,6 +27,7 @@ from tidegate.sim.fleet import serve
 from tidegate.sim.outcome import Outcome, outcome
 from tidegate.slo.goodput import GOODPUT_ATTAINMENT, Metric, Slo
 from tidegate.slo.latency import LatencyModel, rough
+from tidegate.slo.latency_file import read_latency_model
 from tidegate.slo.parse import parse_slo
 
 ROUGH = "rough:"
@@ -95,11 +95,11 @@ def run(arguments: argparse.Namespace) -> int:
 
 def load_model(place: str) -> LatencyModel:
     """A latency model's JSON file, or "rough:N": N prompt tokens per second, and no more known."""
+    if not place.startswith(ROUGH):
+        return read_latency_model(place)
     try:
-        if place.startswith(ROUGH):
-            return rough(float(place.removeprefix(ROUGH)))
-        return msgspec.json.decode(Path(place).read_bytes(), type=LatencyModel)
-    except (OSError, ValueError, ZeroDivisionError) as error:
+        return rough(float(place.removeprefix(ROUGH)))
+    except (ValueError, ZeroDivisionError) as error:
         raise ConfigError(f"{place} can't be read as a latency model: {error}") from None
 
 

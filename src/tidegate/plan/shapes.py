@@ -7,6 +7,7 @@ from typing import Any
 from tidegate.base.errors import ModelError
 from tidegate.base.specs import ModelSpec
 from tidegate.models.config import spec_from_hf
+from tidegate.models.hub import snapshot
 
 
 def _shape(kind: str, *sizes: int, head_dim: int = 128, tied: bool = False) -> ModelSpec:
@@ -48,22 +49,11 @@ def find_shape(model: str) -> ModelSpec:
                 f"There is no model {model!r}: give a config.json, a directory with one, a .gguf file, a hub id, or "
                 f"one of {', '.join(KNOWN)}."
             )
-        config = _from_hub(model)
+        config = snapshot(model, ["config.json"], lambda cached: (cached / "config.json").exists()) / "config.json"
     spec = spec_from_hf(_read(config))
     if spec.experts is not None or spec.latent is not None:
         raise ModelError(f"Plans for {spec.architecture} are not supported: they know no costs of experts or latents.")
     return spec
-
-
-def _from_hub(model_id: str) -> Path:
-    from huggingface_hub import hf_hub_download
-    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
-
-    try:
-        return Path(hf_hub_download(model_id, "config.json"))
-    except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
-        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        raise ModelError(f"The configuration of {model_id!r} can't be had from the hub: {reason}") from error
 
 
 def _read(config: Path) -> dict[str, Any]:
