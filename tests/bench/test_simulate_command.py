@@ -71,6 +71,18 @@ def test_goodput_is_a_rate_that_attains_the_slo_while_a_higher_one_does_not(mode
     assert above["outcome"]["attainment"] < 0.9
 
 
+def test_a_trace_of_steps_is_scaled_as_a_whole_until_too_few_of_all_its_requests_attain(model, capsys):
+    """One flag; its own rates without --rate, each step once; goodput is the mean rate, to be compared with its own."""
+    shifting = ["--truth", model, "--workload", "chat@10x4,long@10x1", "--slo", "ttft=400ms,tpot=30ms"]
+    (own,) = answer(capsys, *shifting)["results"]
+    assert own["setting"]["rate"] == 2.5 and own["outcome"]["requests"] == 50
+    (result,) = answer(capsys, *shifting, "--goodput")["results"]
+    rate = result["goodput"]
+    assert result["outcome"]["requests"] == round(20 * rate) and result["outcome"]["attainment"] >= 0.9
+    (above,) = answer(capsys, *shifting, "--rate", str(rate * 1.02))["results"]
+    assert above["outcome"]["attainment"] < 0.9
+
+
 def test_several_engines_take_a_load_that_one_can_not(capsys):
     arguments = ["--truth", "rough:3000", "--rate", "5", "--num-requests", "60", "--slo", "ttft=3s,tpot=1s"]
     one, four = (answer(capsys, *arguments, "--engines", n)["results"][0]["outcome"] for n in ("1", "4"))

@@ -13,7 +13,7 @@ import msgspec
 from tidegate.base.errors import ConfigError
 from tidegate.bench.arguments import pattern
 from tidegate.bench.arguments import settings as all_settings
-from tidegate.bench.plan import Amount, Lengths, arrivals, find_workload, replayed_requests
+from tidegate.bench.plan import Amount, Lengths, arrivals, find_workload, own_rates, replayed_requests
 from tidegate.bench.screen import say
 from tidegate.bench.search import Search
 from tidegate.bench.simulate_arguments import add_arguments
@@ -105,10 +105,11 @@ def load_model(place: str) -> LatencyModel:
 
 def _combinations(arguments: argparse.Namespace) -> Iterator[Setting]:
     """Every combination; shares only where a mode lets the user set them."""
+    rates = arguments.rate or own_rates(find_workload(arguments.workload)) or [None]
     for mode in arguments.mode:
         divides = len(MODES[mode].lanes) > 1 and (arguments.gate or MODES[mode].gates[0]) == "static"
         shares = arguments.prefill_share if divides else [None]
-        for chunk, share, rate in itertools.product(arguments.max_num_batched_tokens, shares, arguments.rate or [None]):
+        for chunk, share, rate in itertools.product(arguments.max_num_batched_tokens, shares, rates):
             yield Setting(mode, chunk, share, rate)
 
 

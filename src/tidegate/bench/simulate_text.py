@@ -27,6 +27,7 @@ def outcome_text(title: str, found: Outcome, slo: Slo, goodput: float | None) ->
         lines.append("by prompt: " + " · ".join(parts))
     busy = " · ".join(f"{lane} {share:.0%}" for lane, share in found.busy.items())
     lines.append(f"busy: {busy} · both lanes at once {found.beside:.0%}")
+    lines.append("of the busy time: " + " · ".join(f"{what} {share:.0%}" for what, share in found.spent.items()))
     if found.choices:
         choices = " · ".join(f"{name} {share:.0%}" for name, share in found.choices.items())
         lines.append(f"gate: {choices} · {found.moves} moves")
