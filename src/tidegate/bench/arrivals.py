@@ -7,7 +7,6 @@ from typing import NamedTuple
 
 from tidegate.base.errors import ConfigError
 
-
 Course = Callable[[float], float]
 """How a rate changes in time: when there have been as many arrivals as there are after so many seconds at an even rate
 of the same mean."""

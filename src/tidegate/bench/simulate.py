@@ -33,6 +33,7 @@ from tidegate.slo.parse import parse_slo
 ROUGH = "rough:"
 ENDLESS = 1 << 30  # requests may wait
 FARTHEST = 256.0
+NEAR_STEP = 1.1  # from where a search begins
 
 
 class Setting(msgspec.Struct, frozen=True):
@@ -76,13 +77,7 @@ def add_simulate(commands: "argparse._SubParsersAction[argparse.ArgumentParser]"
 
 def run(arguments: argparse.Namespace) -> int:
     """The exit code. Raises ConfigError."""
-    slo = parse_slo(arguments.slo, Metric(arguments.slo_metric))
-    truth = load_model(arguments.truth)
-    models = Models(truth, load_model(arguments.belief) if arguments.belief else truth)
-    settings = list(_combinations(arguments))
-    if len(settings) > 1 and not arguments.sweep:
-        raise ConfigError("Lists of modes, chunks, shares or rates need --sweep.")
-    results = [_simulate(arguments, setting, slo, models) for setting in settings]
+    slo, results = _slo(arguments), simulated(arguments)
     if arguments.json:
         answer = Answer(slo, all_settings(arguments, arguments.truth), results)
         say(msgspec.json.format(msgspec.json.encode(answer), indent=1).decode())
@@ -91,6 +86,20 @@ def run(arguments: argparse.Namespace) -> int:
     else:
         say(outcome_text(_title(results[0].setting), results[0].outcome, slo, results[0].goodput))
     return 0
+
+
+def simulated(arguments: argparse.Namespace) -> list[Result]:
+    """Of every setting that the command line asks for. Raises ConfigError."""
+    truth = load_model(arguments.truth)
+    models = Models(truth, load_model(arguments.belief) if arguments.belief else truth)
+    settings = list(_combinations(arguments))
+    if len(settings) > 1 and not arguments.sweep:
+        raise ConfigError("Lists of modes, chunks, shares or rates need --sweep.")
+    return [_simulate(arguments, setting, _slo(arguments), models) for setting in settings]
+
+
+def _slo(arguments: argparse.Namespace) -> Slo:
+    return parse_slo(arguments.slo, Metric(arguments.slo_metric))
 
 
 def load_model(place: str) -> LatencyModel:
@@ -132,7 +141,7 @@ def _simulate(arguments: argparse.Namespace, setting: Setting, slo: Slo, models:
 def search_goodput(attained: Callable[[float], float], start: float) -> float:
     """The highest rate found, to 1 %, at which ``attained(rate)`` is 90 % or more; 0 for none. The search goes from
     ``start`` as far as ``FARTHEST`` times as much, or as little."""
-    search = Search(start, precision=0.01, lowest=start / FARTHEST, highest=start * FARTHEST)
+    search = Search(start, precision=0.01, lowest=start / FARTHEST, highest=start * FARTHEST, step=NEAR_STEP)
     while (rate := search.next_rate()) is not None:
         search.learn(rate, attained(rate) >= GOODPUT_ATTAINMENT)
     return search.low
