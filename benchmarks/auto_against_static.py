@@ -48,7 +48,7 @@ SLOS = {  # metric of the limit on TPOT, limits
 }
 TTFT_MS = 500
 FIRST_RATES = {"conv": 20.0, "code": 14.0, "chat": 42.0, "long": 2.4, "shifting": 16.0}
-CHUNKS = (512, 1024, 2048, 256, 128)
+CHUNKS = (512, 768, 1024, 1536, 2048, 384, 256, 128)
 WHOLE_BATCH = 8192  # tokens, where no chunk binds
 WHOLE_CHUNK_MS = 1e6  # for slices: so long that a chunk's size alone binds
 CUT_OFF = 0.9  # of the best static goodput so far, that a setting must attain to be searched

@@ -27,6 +27,8 @@ OVERLAP = 2.0
 PART_OVERLAP = 1.3  # on a part of a device; the fewer SMs, the less of either hides the other
 GPU_SIZES = (8, 32, 64, 128, 192, 256, 320, 384, 512, 640, 768, 896, 1024, 1152, 1280, 1536, 1792, 2048, 2304)
 GPU_PADDING = Padding(GPU_SIZES, 16)  # as this engine pads the batches of a GPU
+# With experts: what is read grows with each of the first tokens, and rows that only pad a batch all read the same.
+EXPERT_SIZES = (1, 2, 4, 8, 16, *GPU_SIZES[1:])
 CPU_SIZES = (1, 4, 16, 64, 128, 256, 512, 1024, 2048)
 SHARES = (0.3, 0.42, 0.55, 0.67, 0.79)  # of prefill, where a device is divided
 
@@ -66,7 +68,7 @@ class _Place:
         bandwidth = device.bandwidth * (math.tanh(3.0 * part) if part < 1.0 else 1.0)
         element_s = device.element_bytes / self._tp / (bandwidth * gets.weights)
         token_s = 2.0 * multiplied_elements(model) / (arithmetic * gets.products)
-        sizes = GPU_SIZES if device.is_gpu else CPU_SIZES
+        sizes, padding = self._sizes()
         dense = []
         for size in sizes:
             reading_s = read_elements(model, size) * element_s
@@ -74,8 +76,12 @@ class _Place:
             dense.append(products_s + self._each_step_s(size))
         pair_s = pair_flops(model) / (arithmetic * gets.attention)
         back_s = kv_bytes_per_token(model, device, self._tp) / bandwidth
-        padding = GPU_PADDING if device.is_gpu else Padding()
         return Costs(sizes, tuple(dense), pair_s, back_s / gets.reused, back_s / gets.kv, padding)
+
+    def _sizes(self) -> tuple[tuple[int, ...], Padding]:
+        if not self._device.is_gpu:
+            return CPU_SIZES, Padding()
+        return (EXPERT_SIZES, Padding()) if self._model.experts else (GPU_SIZES, GPU_PADDING)
 
     def _each_step_s(self, size: int) -> float:
         """Small kernels, and all-reduces in a ring: each device sends 2 (tp - 1) / tp of the data."""
