@@ -49,7 +49,6 @@ SLOS = {  # metric of the limit on TPOT, limits
 TTFT_MS = 500
 FIRST_RATES = {"conv": 20.0, "code": 14.0, "chat": 42.0, "long": 2.4, "shifting": 16.0}
 CHUNKS = (512, 768, 1024, 1536, 2048, 384, 256, 128)
-WHOLE_BATCH = 8192  # tokens, where no chunk binds
 WHOLE_CHUNK_MS = 1e6  # for slices: so long that a chunk's size alone binds
 CUT_OFF = 0.9  # of the best static goodput so far, that a setting must attain to be searched
 LIVE_STEP, LIVE_PRECISION, LIVE_RATES = 1.1, 0.05, 5
@@ -73,6 +72,13 @@ class Case:
         return max(requests / rate, period_s)
 
 
+class Usual(NamedTuple):
+    """What an engine is started with, and has where no chunk binds."""
+
+    tokens: int = 8192  # of a batch at most
+    slice_ms: float = 30.0
+
+
 @dataclass(frozen=True)
 class Setting:
     mode: str
@@ -82,10 +88,13 @@ class Setting:
     def __str__(self) -> str:
         return self.mode + (f" {self.chunk}" if self.chunk else "") + (f" {self.share:.0%}" if self.share else "")
 
-    def flags(self, slice_ms: float) -> list[Any]:
-        tokens = ["--max-num-batched-tokens", self.chunk or WHOLE_BATCH]
+    def limits(self, usual: Usual) -> Usual:
+        return Usual(self.chunk, WHOLE_CHUNK_MS) if self.chunk else usual
+
+    def flags(self, usual: Usual) -> list[Any]:
+        tokens, slice_ms = self.limits(usual)
         share = ["--prefill-share", self.share] if self.share else []
-        return ["--mode", self.mode, *tokens, "--slice-ms", WHOLE_CHUNK_MS if self.chunk else slice_ms, *share]
+        return ["--mode", self.mode, "--max-num-batched-tokens", tokens, "--slice-ms", slice_ms, *share]
 
 
 class Result(NamedTuple):
@@ -106,8 +115,8 @@ def tidegate(*arguments: Any) -> str:
 class Simulator:
     """``device``: flags that say what is simulated, besides the latency model."""
 
-    def __init__(self, truth: str, requests: int, noise: float, seed: int, slice_ms: float, device: list[Any]) -> None:
-        self._truth, self._requests, self._slice_ms = truth, requests, slice_ms
+    def __init__(self, truth: str, requests: int, noise: float, seed: int, usual: Usual, device: list[Any]) -> None:
+        self._truth, self._requests, self._usual = truth, requests, usual
         self._device = ["--truth", truth, "--noise", noise, "--seed", seed, *device]
 
     def statics(self) -> list[Setting]:
@@ -134,7 +143,7 @@ class Simulator:
     def _run(self, case: Case, setting: Setting, rate: float, *more: str) -> simulate.Result:
         load = ["--workload", LOADS[case.load], "--rate", rate, "--seconds", case.seconds(self._requests, rate)]
         slo = ["--slo", case.slo, "--slo-metric", case.metric]
-        flags = setting.flags(self._slice_ms)
+        flags = setting.flags(self._usual)
         given = ["simulate", *self._device, *load, *slo, *flags, *more]
         (result,) = simulate.simulated(parser().parse_args([str(argument) for argument in given]))
         return result
@@ -143,9 +152,13 @@ class Simulator:
 class Server:
     """A live one, set by its admin endpoints."""
 
-    def __init__(self, url: str, seconds: float) -> None:
+    def __init__(self, url: str, admin_key: str | None, seconds: float) -> None:
         self._url, self._seconds = url, seconds
-        self._slice_ms = self._get("/admin/stats")["slice_ms"]
+        self._headers = {"Content-Type": "application/json"}
+        if admin_key:
+            self._headers["Authorization"] = f"Bearer {admin_key}"
+        stats = self._get("/admin/stats")
+        self.usual = Usual(stats["max_num_batched_tokens"], stats["slice_ms"])
 
     def device(self) -> list[Any]:
         """Flags by which a simulation has the same pool and limits."""
@@ -161,7 +174,7 @@ class Server:
     def measure(self, case: Case, simulated: Result) -> Result:
         """A short search around the simulated goodput."""
         setting = simulated.setting
-        self._set(case, setting)
+        self.set(case, setting)
         start = simulated.goodput or FIRST_RATES[case.load]
         search = Search(start, precision=LIVE_PRECISION, lowest=start / 4, highest=start * 4, step=LIVE_STEP)
         points: list[tuple[float, float]] = []
@@ -184,16 +197,12 @@ class Server:
         any_s = max(sum(busy_s.values()) - both_s, 1e-9)
         return Result(setting, found, both_s / any_s, spent, after["gate_moves"] - before["gate_moves"])
 
-    def _set(self, case: Case, setting: Setting) -> None:
+    def set(self, case: Case, setting: Setting) -> None:
+        tokens, slice_ms = setting.limits(self.usual)
+        limits = {"max_num_batched_tokens": tokens, "slice_ms": slice_ms}
+        slo = {"order": "slack", "slo": case.slo, "slo_metric": case.metric}
         self._post("/admin/mode", {"mode": setting.mode})
-        settings = {
-            "max_num_batched_tokens": setting.chunk or WHOLE_BATCH,
-            "slice_ms": WHOLE_CHUNK_MS if setting.chunk else self._slice_ms,
-            "order": "slack",
-            "slo": case.slo,
-            "slo_metric": case.metric,
-        }
-        self._post("/admin/settings", settings)
+        self._post("/admin/settings", limits | slo)
         if setting.share is not None:
             self._post("/admin/shares", {"prefill": setting.share})
 
@@ -208,12 +217,12 @@ class Server:
         return attained
 
     def _get(self, path: str) -> Any:
-        with urllib.request.urlopen(self._url + path) as answer:
+        with urllib.request.urlopen(urllib.request.Request(self._url + path, headers=self._headers)) as answer:
             return json.load(answer)
 
     def _post(self, path: str, body: dict[str, Any]) -> None:
-        content = {"Content-Type": "application/json"}
-        urllib.request.urlopen(urllib.request.Request(self._url + path, json.dumps(body).encode(), content)).close()
+        request = urllib.request.Request(self._url + path, json.dumps(body).encode(), self._headers)
+        urllib.request.urlopen(request).close()
 
 
 HEAD = (
@@ -248,16 +257,14 @@ def main() -> None:
     own.add_argument("--loads", default=",".join(LOADS), help=f"of {', '.join(LOADS)} (default: all)")
     own.add_argument("--requests", type=int, default=1000, help="of a simulation (default: 1000)")
     own.add_argument("--noise", type=float, default=0.03, help="of a batch's time, simulated (default: 0.03)")
-    own.add_argument("--slice-ms", type=float, default=30.0, help="where no chunk binds (default: 30)")
     own.add_argument("--seed", type=int, default=0)
     own.add_argument("--url", help="of a live server, to measure the best settings on")
+    own.add_argument("--admin-key", help="of that server (default: none, from the same machine)")
     own.add_argument("--seconds", type=float, default=30.0, help="of arrivals at each live rate (default: 30)")
     arguments = own.parse_args()
-    server = Server(arguments.url, arguments.seconds) if arguments.url else None
-    device = server.device() if server else []
-    simulator = Simulator(
-        arguments.truth, arguments.requests, arguments.noise, arguments.seed, arguments.slice_ms, device
-    )
+    server = Server(arguments.url, arguments.admin_key, arguments.seconds) if arguments.url else None
+    usual, device = (server.usual, server.device()) if server else (Usual(), [])
+    simulator = Simulator(arguments.truth, arguments.requests, arguments.noise, arguments.seed, usual, device)
     print("Simulated:\n\n" + HEAD.format(spent="time"), flush=True)
     simulated = {}
     for case in cases(arguments.loads):
@@ -270,6 +277,7 @@ def main() -> None:
         auto, *statics = (server.measure(case, result) for result in results[:3])
         statics.sort(key=lambda result: result.goodput, reverse=True)
         print(row(case, [auto, *statics]), flush=True)
+        server.set(case, auto.setting)
 
 
 if __name__ == "__main__":
