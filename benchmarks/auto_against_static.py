@@ -37,7 +37,7 @@ LOADS = {
     "code": "code",
     "chat": "chat",
     "long": "long",
-    "shifting": "conv@60x20,code@60x14,long@60x2.4,chat@60x42",
+    "shifting": "conv@30x20,code@30x14,long@30x2.4,chat@30x42",
 }
 SLOS = {  # metric of the limit on TPOT, limits
     "conv": [("tpot", 25), ("gap", 25), ("gap", 15)],
@@ -51,6 +51,7 @@ FIRST_RATES = {"conv": 20.0, "code": 14.0, "chat": 42.0, "long": 2.4, "shifting"
 CHUNKS = (512, 768, 1024, 1536, 2048, 384, 256, 128)
 WHOLE_CHUNK_MS = 1e6  # for slices: so long that a chunk's size alone binds
 CUT_OFF = 0.9  # of the best static goodput so far, that a setting must attain to be searched
+HOPELESS = 0.2  # of a load's first rate: the same, as long as none has any
 LIVE_STEP, LIVE_PRECISION, LIVE_RATES = 1.1, 0.05, 5
 BEHIND = 0.97
 
@@ -129,11 +130,12 @@ class Simulator:
         statics: list[Result] = []
         for setting in self.statics():
             best = max((result.goodput for result in statics), default=0.0)
-            if best and self._run(case, setting, CUT_OFF * best).outcome.attainment < GOODPUT_ATTAINMENT:
-                continue
-            statics.append(self._search(case, setting, best or FIRST_RATES[case.load]))
+            least = CUT_OFF * best or HOPELESS * FIRST_RATES[case.load]
+            if self._run(case, setting, least).outcome.attainment >= GOODPUT_ATTAINMENT:
+                statics.append(self._search(case, setting, best or FIRST_RATES[case.load]))
         statics.sort(key=lambda result: result.goodput, reverse=True)
-        return [self._search(case, Setting("auto"), statics[0].goodput or FIRST_RATES[case.load]), *statics]
+        start = statics[0].goodput if statics else FIRST_RATES[case.load]
+        return [self._search(case, Setting("auto"), start), *statics]
 
     def _search(self, case: Case, setting: Setting, start: float) -> Result:
         found = self._run(case, setting, start, "--goodput")
@@ -232,11 +234,12 @@ HEAD = (
 
 
 def row(case: Case, results: list[Result]) -> str:
-    auto, best, *others = results
+    auto, *statics = results
     metric = "every gap" if case.metric == "gap" else "mean"
+    best = statics[0] if statics else Result(Setting("none"), 0.0, 0.0, {}, 0)
     ratio = auto.goodput / best.goodput if best.goodput else float("inf")
     told = f"**{ratio:.2f}**" if ratio < BEHIND else f"{ratio:.2f}"
-    after = f"{others[0].setting}: {others[0].goodput:.2f}" if others else "far behind"
+    after = f"{statics[1].setting}: {statics[1].goodput:.2f}" if len(statics) > 1 else "far behind"
     spent = ", ".join(f"{name} {share:.0%}" for name, share in sorted(auto.spent.items(), key=lambda pair: -pair[1]))
     cells = (
         case.load, f"{metric} ≤ {case.tpot_ms} ms", f"{auto.goodput:.2f}", f"{best.setting}: {best.goodput:.2f}", told,
