@@ -52,7 +52,7 @@ CHUNKS = (512, 768, 1024, 1536, 2048, 384, 256, 128)
 WHOLE_CHUNK_MS = 1e6  # for slices: so long that a chunk's size alone binds
 CUT_OFF = 0.9  # of the best static goodput so far, that a setting must attain to be searched
 HOPELESS = 0.2  # of a load's first rate: the same, as long as none has any
-LIVE_STEP, LIVE_PRECISION, LIVE_RATES = 1.1, 0.05, 5
+LIVE_STEP, LIVE_PRECISION = 1.1, 0.05
 BEHIND = 0.97
 
 
@@ -154,8 +154,9 @@ class Simulator:
 class Server:
     """A live one, set by its admin endpoints."""
 
-    def __init__(self, url: str, admin_key: str | None, seconds: float) -> None:
-        self._url, self._seconds = url, seconds
+    def __init__(self, url: str, admin_key: str | None, seconds: float, rates: int) -> None:
+        """``rates``: tried at most, for each setting, each for so many seconds of arrivals."""
+        self._url, self._seconds, self._rates = url, seconds, rates
         self._headers = {"Content-Type": "application/json"}
         if admin_key:
             self._headers["Authorization"] = f"Bearer {admin_key}"
@@ -181,11 +182,12 @@ class Server:
         search = Search(start, precision=LIVE_PRECISION, lowest=start / 4, highest=start * 4, step=LIVE_STEP)
         points: list[tuple[float, float]] = []
         readings = {}
-        while len(points) < LIVE_RATES and (rate := search.next_rate()) is not None:
+        while len(points) < self._rates and (rate := search.next_rate()) is not None:
             before = self._get("/admin/stats")
             attained = self._attained(case, rate)
             readings[rate] = (before, self._get("/admin/stats"))
             points.append((rate, attained))
+            print(f"{case.load}, {setting}: {attained:.1%} at {rate:.4g}/s", file=sys.stderr)
             search.learn(rate, attained >= GOODPUT_ATTAINMENT)
         found = goodput(points)
         before, after = readings[min(readings, key=lambda rate: abs(rate - found))]
@@ -262,10 +264,11 @@ def main() -> None:
     own.add_argument("--noise", type=float, default=0.03, help="of a batch's time, simulated (default: 0.03)")
     own.add_argument("--seed", type=int, default=0)
     own.add_argument("--url", help="of a live server, to measure the best settings on")
+    own.add_argument("--rates", type=int, default=4, help="that are tried live, for each setting (default: 4)")
     own.add_argument("--admin-key", help="of that server (default: none, from the same machine)")
     own.add_argument("--seconds", type=float, default=30.0, help="of arrivals at each live rate (default: 30)")
     arguments = own.parse_args()
-    server = Server(arguments.url, arguments.admin_key, arguments.seconds) if arguments.url else None
+    server = Server(arguments.url, arguments.admin_key, arguments.seconds, arguments.rates) if arguments.url else None
     usual, device = (server.usual, server.device()) if server else (Usual(), [])
     simulator = Simulator(arguments.truth, arguments.requests, arguments.noise, arguments.seed, usual, device)
     print("Simulated:\n\n" + HEAD.format(spent="time"), flush=True)
