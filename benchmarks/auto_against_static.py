@@ -195,7 +195,7 @@ class Server:
             {name: lane[key] - before["lanes"][name][key] for name, lane in after["lanes"].items()}
             for key in ("busy_seconds", "beside_seconds")
         )
-        both_s = max(beside_s.values()) if len(beside_s) > 1 else 0.0
+        both_s = min(max(beside_s.values()), *busy_s.values()) if len(busy_s) > 1 else 0.0
         chosen = {name: count - before["gate_choices"].get(name, 0) for name, count in after["gate_choices"].items()}
         spent = {name: count / sum(chosen.values()) for name, count in chosen.items() if count}
         any_s = max(sum(busy_s.values()) - both_s, 1e-9)
@@ -280,10 +280,12 @@ def main() -> None:
         return
     print("\nMeasured:\n\n" + HEAD.format(spent="batches"), flush=True)
     for case, results in simulated.items():
-        auto, *statics = (server.measure(case, result) for result in results[:3])
+        try:
+            auto, *statics = (server.measure(case, result) for result in results[:3])
+        finally:
+            server.set(case, results[0].setting)  # as it was
         statics.sort(key=lambda result: result.goodput, reverse=True)
         print(row(case, [auto, *statics]), flush=True)
-        server.set(case, auto.setting)
 
 
 if __name__ == "__main__":
