@@ -51,6 +51,7 @@ FIRST_RATES = {"conv": 20.0, "code": 14.0, "chat": 42.0, "long": 2.4, "shifting"
 CHUNKS = (512, 768, 1024, 1536, 2048, 384, 256, 128)
 WHOLE_CHUNK_MS = 1e6  # for slices: so long that a chunk's size alone binds
 CUT_OFF = 0.9  # of the best static goodput so far, that a setting must attain to be searched
+LEAST_SECONDS = 30.0  # of arrivals, simulated: several times as long as an answer
 HOPELESS = 0.2  # of a load's first rate: the same, as long as none has any
 LIVE_STEP, LIVE_PRECISION = 1.1, 0.05
 BEHIND = 0.97
@@ -66,11 +67,15 @@ class Case:
     def slo(self) -> str:
         return f"ttft={TTFT_MS}ms,tpot={self.tpot_ms}ms"
 
-    def seconds(self, requests: int, rate: float) -> float:
-        """Of arrivals: so many requests, and every step of a load that shifts."""
+    @property
+    def period_s(self) -> float:
+        """Of a load that shifts; 0 for others."""
         workload = find_workload(LOADS[self.load])
-        period_s = (workload.period_s or 0.0) if isinstance(workload, Schedule) else 0.0
-        return max(requests / rate, period_s)
+        return (workload.period_s or 0.0) if isinstance(workload, Schedule) else 0.0
+
+    def seconds(self, requests: int, rate: float) -> float:
+        """Of arrivals: so many requests or more, and every step of a load that shifts."""
+        return max(requests / rate, LEAST_SECONDS, self.period_s)
 
 
 class Usual(NamedTuple):
@@ -211,7 +216,7 @@ class Server:
             self._post("/admin/shares", {"prefill": setting.share})
 
     def _attained(self, case: Case, rate: float) -> float:
-        seconds = case.seconds(1, rate) if case.load == "shifting" else self._seconds
+        seconds = max(self._seconds, case.period_s)
         load = ["--workload", LOADS[case.load], "--rate", rate, "--seconds", seconds]
         with tempfile.TemporaryDirectory() as folder:
             saved = Path(folder) / "run.json"
@@ -260,7 +265,7 @@ def main() -> None:
     own = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     own.add_argument("--truth", required=True, help="a latency model's file")
     own.add_argument("--loads", default=",".join(LOADS), help=f"of {', '.join(LOADS)} (default: all)")
-    own.add_argument("--requests", type=int, default=1000, help="of a simulation (default: 1000)")
+    own.add_argument("--requests", type=int, default=600, help="of a simulation, in no less than 30 s (default: 600)")
     own.add_argument("--noise", type=float, default=0.03, help="of a batch's time, simulated (default: 0.03)")
     own.add_argument("--seed", type=int, default=0)
     own.add_argument("--url", help="of a live server, to measure the best settings on")
