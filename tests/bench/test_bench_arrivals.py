@@ -6,8 +6,8 @@ from itertools import islice, pairwise
 import pytest
 
 from tidegate.base.errors import ConfigError
-from tidegate.bench.arrivals import Bursts, Pattern
-from tidegate.bench.plan import Amount, arrivals, find_workload, own_arrivals, within
+from tidegate.bench.arrivals import POISSON, Bursts, Pattern
+from tidegate.bench.plan import Amount, arrivals, find_workload, own_arrivals, own_rates, within
 from tidegate.bench.schedule import Schedule
 from tidegate.bench.traces import Trace
 from tidegate.bench.workloads import WORKLOADS, Request, source
@@ -72,6 +72,45 @@ def test_a_last_step_without_seconds_does_not_end():
     assert [schedule.step_at(at_s) for at_s in (0.0, 3.0, 1e9)] == [0, 1, 1]
 
 
+def in_each_step(schedule, rate, seconds, pattern=POISSON):
+    counts = [0] * len(schedule.steps)
+    for request in within(arrivals(schedule, rate, 2, pattern), seconds):
+        counts[schedule.step_at(request.at_s)] += 1
+    return counts
+
+
+@pytest.mark.parametrize("pattern", [POISSON, Pattern(bursts=Bursts(3.0, 0.5, 0.5))], ids=["poisson", "bursts"])
+def test_steps_with_rates_keep_their_proportions_at_any_mean(pattern):
+    """Scaling a whole trace: at twice the mean every step has twice the arrivals, and still in its own time."""
+    schedule = find_workload("conv@3x20,code@2x5,long@5x2")
+    assert schedule.mean_rate == pytest.approx(8.0)
+    for rate in (8.0, 16.0):
+        counts = in_each_step(schedule, rate, 2000.0, pattern)
+        assert sum(counts) == pytest.approx(rate * 2000, rel=0.05)
+        for count, step in zip(counts, schedule.steps, strict=True):
+            assert count == pytest.approx(200 * step.seconds * step.rate * rate / 8.0, rel=0.1)
+
+
+def test_steps_with_rates_keep_the_order_of_arrivals_and_whole_turns():
+    schedule = find_workload("conv@3x20,code@2x5")
+    moved = [schedule.at_s(i * 0.01) for i in range(2000)]
+    assert moved == sorted(moved)
+    assert schedule.at_s(0.0) == 0.0
+    assert schedule.at_s(15.0) == pytest.approx(15.0)
+    assert schedule.at_s(5 * 60 / 70) == pytest.approx(3.0)  # all of the first step's 60 of 70 requests
+
+
+def test_without_a_rate_steps_have_their_own():
+    assert own_rates(find_workload("conv@3x20,code@1x4")) == [16.0]
+    assert own_rates(find_workload("conv@3,code@1")) == own_rates(WORKLOADS["conv"]) == []
+
+
+@pytest.mark.parametrize("name", ["conv@30x20,code@30", "conv@30,code@30x2", "conv@30x20,code"])
+def test_rates_of_some_steps_only_are_refused(name):
+    with pytest.raises(ConfigError, match="all have a rate, as conv@30x20, or none has"):
+        find_workload(name)
+
+
 def test_without_an_amount_every_step_is_sent_once():
     assert Amount().covering(find_workload("conv@30,code@15")).at(2.0) == 90
     assert Amount().covering(find_workload("conv@40,code")).at(1.0) == 70
@@ -80,7 +119,17 @@ def test_without_an_amount_every_step_is_sent_once():
 
 
 @pytest.mark.parametrize(
-    "name", ["conv,code@30", "conv@x,code", "conv@0,code", "conv@-1", "conv@,code", "conv@inf,code"]
+    "name",
+    [
+        "conv,code@30",
+        "conv@x,code",
+        "conv@0,code",
+        "conv@-1",
+        "conv@,code",
+        "conv@inf,code",
+        "conv@3x,code@3x2",
+        "conv@3x0",
+    ],
 )
 def test_steps_that_can_not_be_read_are_refused_with_an_example(name):
     with pytest.raises(ConfigError, match="not a step such as conv@30"):

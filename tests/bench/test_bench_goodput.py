@@ -252,6 +252,14 @@ def test_loads_that_change_in_time_are_sent(server, tmp_path):
         assert row["found"][0]["low"] == 20
 
 
+def test_the_search_over_steps_with_rates_begins_at_their_mean(server, tmp_path):
+    saved, steps = tmp_path / "out.json", "chat@0.5x30,conv@0.5x10"
+    options = ["--url", server.url, *GENEROUS, *SHORT[4:], "--workload", steps, "--max-rate", 20, "--save", saved]
+    assert run(parse(*options)) == 0
+    (row,) = json.loads(saved.read_text())["rows"]
+    assert [probe["rate"] for probe in row["probes"]] == [20.0]
+
+
 @pytest.mark.parametrize(
     ("options", "problem"),
     [

@@ -71,6 +71,33 @@ def test_goodput_is_a_rate_that_attains_the_slo_while_a_higher_one_does_not(mode
     assert above["outcome"]["attainment"] < 0.9
 
 
+def test_long_prompts_that_miss_show_in_their_quartile(tmp_path, capsys):
+    """One of four prompts takes longer by itself than the limit on TTFT; all others are in time, and far between."""
+    trace = tmp_path / "lengths.csv"
+    trace.write_text("\n".join(["100,5", "200,5", "300,5", "9000,5"] * 10))
+    load = ["--truth", "rough:10000", "--workload", str(trace), "--rate", "0.1", "--num-requests", "40"]
+    (result,) = answer(capsys, *load, "--slo", "ttft=500ms,tpot=1s")["results"]
+    quarters = result["outcome"]["by_prompt"]
+    assert [(q["from_tokens"], q["to_tokens"]) for q in quarters] == [(100, 100), (200, 200), (300, 300), (9000, 9000)]
+    assert [q["attainment"] for q in quarters] == [1.0, 1.0, 1.0, 0.0]
+    _, said, _ = simulate(capsys, *load, "--slo", "ttft=500ms,tpot=1s")
+    assert "by prompt: ≤100 100%" in said and "≤9,000 0%" in said
+    _, table, _ = simulate(capsys, *load, "--slo", "ttft=500ms,tpot=1s", "--sweep")
+    assert "≤100 100% · ≤200 100% · ≤300 100% · ≤9,000 0%" in table
+
+
+def test_a_trace_of_steps_is_scaled_as_a_whole_until_too_few_of_all_its_requests_attain(model, capsys):
+    """One flag; its own rates without --rate, each step once; goodput is the mean rate, to be compared with its own."""
+    shifting = ["--truth", model, "--workload", "chat@10x4,long@10x1", "--slo", "ttft=400ms,tpot=30ms"]
+    (own,) = answer(capsys, *shifting)["results"]
+    assert own["setting"]["rate"] == 2.5 and own["outcome"]["requests"] == 50
+    (result,) = answer(capsys, *shifting, "--goodput")["results"]
+    rate = result["goodput"]
+    assert result["outcome"]["requests"] == round(20 * rate) and result["outcome"]["attainment"] >= 0.9
+    (above,) = answer(capsys, *shifting, "--rate", str(rate * 1.02))["results"]
+    assert above["outcome"]["attainment"] < 0.9
+
+
 def test_several_engines_take_a_load_that_one_can_not(capsys):
     arguments = ["--truth", "rough:3000", "--rate", "5", "--num-requests", "60", "--slo", "ttft=3s,tpot=1s"]
     one, four = (answer(capsys, *arguments, "--engines", n)["results"][0]["outcome"] for n in ("1", "4"))

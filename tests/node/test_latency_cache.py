@@ -108,3 +108,10 @@ def test_a_file_that_was_written_for_somebody_is_read_whatever_it_is_of(tmp_path
     (tmp_path / "other.json").write_text(f'{{"format": {latency_cache.FORMAT}}}')
     with pytest.raises(ConfigError, match=r"other\.json is not a latency model"):
         latency_cache.read(tmp_path / "other.json")
+
+
+def test_what_a_user_names_is_a_measured_model_with_its_error_or_any_latency_model(tmp_path):
+    latency_cache.write(tmp_path / "measured.json", KEY, MEASURED)
+    assert latency_cache.given(tmp_path / "measured.json") == (MEASURED.model, str(MEASURED))
+    (tmp_path / "bare.json").write_bytes(msgspec.json.encode(MEASURED.model))
+    assert latency_cache.given(tmp_path / "bare.json") == (MEASURED.model, str(tmp_path / "bare.json"))

@@ -7,7 +7,7 @@ from tidegate.base.errors import ConfigError
 from tidegate.plan import bounds
 from tidegate.plan.hardware import GPUS, hardware
 from tidegate.plan.memory import degrees, memory
-from tidegate.plan.roofline import weight_elements
+from tidegate.plan.parameters import stored_elements
 from tidegate.plan.setting import MAX_SEQS
 from tidegate.plan.shapes import KNOWN
 from tidegate.slo.goodput import Slo
@@ -61,7 +61,7 @@ def test_the_hardware_bound_is_the_busier_of_arithmetic_and_bandwidth():
 def test_weights_and_kv_are_divided_among_devices():
     model, device = KNOWN["llama-3.3-70b"], GPUS["h200"]
     four, eight = memory(model, device, 4), memory(model, device, 8)
-    assert weight_elements(model) == pytest.approx(70.6e9, rel=0.01)
+    assert stored_elements(model) == pytest.approx(70.6e9, rel=0.01)
     assert four.weight_bytes == 2 * eight.weight_bytes
     assert eight.kv_tokens > 2 * four.kv_tokens
 

@@ -8,6 +8,8 @@ import toy
 
 from tidegate.cli import main
 from tidegate.plan import search
+from tidegate.plan.colocated import colocated
+from tidegate.plan.command import setting_of
 from tidegate.plan.summary import Summary
 
 CONFIG = {
@@ -64,14 +66,41 @@ def test_the_command_is_one_that_serve_understands(files, capsys):
 def test_all_lists_every_candidate(files, capsys):
     plan(files, *FITTING, "--all")
     said = capsys.readouterr().out
-    for name in ("prefill-first", "chunked 128", "chunked 2048", "semi 30%", "semi 79%", "auto"):
+    for name in (
+        "prefill-first",
+        "chunked 128",
+        "chunked 2048",
+        "semi 30%",
+        "semi 79%",
+        "semi by semi-pd",
+        "semi by drift",
+        "auto",
+    ):
         assert name in said
 
 
+def test_the_commands_of_share_rules_are_ones_that_serve_understands(files):
+    from tidegate.cli import parser
+
+    arguments = ["plan", "--model", str(files / "config.json"), "--workload", str(files / "trace.csv"), *FITTING]
+    setting = setting_of(parser().parse_args(arguments))
+    found = {candidate.name: candidate.commands() for candidate in colocated(setting)}
+    for gate in ("semi-pd", "drift"):
+        (command,) = found[f"semi by {gate}"]
+        started = parser().parse_args(command.split()[1:])
+        assert (started.mode, started.gate) == ("semi", gate)
+
+
 def test_a_measured_latency_model_replaces_the_roofline(files, capsys):
+    """By itself, or in the file that profile writes; one that is not divided leaves out what divides it."""
     (files / "model.json").write_bytes(msgspec.json.encode(toy.STEADY))
     assert plan(files, *FITTING, "--latency-model", str(files / "model.json")) == 0
     assert "latencies measured" in capsys.readouterr().out
+    profiled = {"format": 1, "samples": 9, **msgspec.to_builtins(toy.STEADY)}
+    (files / "profile.json").write_bytes(msgspec.json.encode(profiled))
+    assert plan(files, *FITTING, "--all", "--latency-model", str(files / "profile.json")) == 0
+    said = capsys.readouterr().out
+    assert "latencies measured" in said and "semi" not in said
 
 
 def test_a_cpu_is_a_device_too(files, capsys):

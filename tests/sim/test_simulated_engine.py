@@ -71,6 +71,27 @@ def test_two_lanes_that_slow_each_other_down_are_counted_as_beside():
     assert 0 < readings.beside_s < min(readings.busy_s.values()) <= max(readings.busy_s.values()) <= readings.seconds
 
 
+def test_time_is_told_by_what_ran_and_adds_up_to_the_time_in_which_anything_did():
+    apart, fused = engine("semi"), engine("chunked")
+    for simulated in (apart, fused):
+        serve(load(), [simulated])
+        readings = simulated.readings
+        assert sum(readings.spent_s.values()) == pytest.approx(sum(readings.busy_s.values()) - readings.beside_s)
+        assert sum(outcome([simulated], Slo(1.0, 1.0)).spent.values()) == pytest.approx(1.0)
+    assert {"decode", "prefill", "side by side"} == set(apart.readings.spent_s)
+    assert {"decode", "prefill", "hybrid"} == set(fused.readings.spent_s)
+
+
+def test_an_engine_counts_the_time_of_batches_launched_beside_the_other_lanes():
+    apart, fused = engine("semi"), engine("chunked")
+    for simulated in (apart, fused):
+        serve(load(), [simulated])
+    lanes = apart.core.stats().lanes
+    assert all(0 < lane.beside_seconds <= lane.busy_seconds for lane in lanes.values())
+    assert lanes["D"].beside_seconds == pytest.approx(apart.readings.beside_s, rel=0.2)
+    assert all(lane.beside_seconds == 0 for lane in fused.core.stats().lanes.values())
+
+
 def test_belief_is_not_truth():
     """The same device: a gate that knows it keeps the SLO, one that takes it to be fifty times as fast does not."""
     sizes = {"max_num_batched_tokens": 2048, "max_model_len": 4000, "num_blocks": 4000}

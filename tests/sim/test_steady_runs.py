@@ -61,7 +61,7 @@ def reading(simulated):
         "records": list(simulated.records),
         "running": {name: list(answer.times_s) for name, answer in simulated._answers.items()},
         "device": [values(r) for r in device._running.values()],
-        "busy": (dict(device.busy_s), device.beside_s, device._rng.getstate()),
+        "busy": (dict(device.busy_s), dict(device.spent_s), device._rng.getstate()),
         "stats": msgspec.to_builtins(core.stats()),
         "lanes": {name: values(lane) for name, lane in core.lanes.items()},
         "requests": {name: values(request) for name, request in core.requests.items()},

@@ -10,6 +10,7 @@ class LaneStats(msgspec.Struct):
     phases: str = ""  # of the current mode: "P", "D", "PD", or "" when the mode does not use it
     share: float = 1.0
     busy_seconds: float = 0.0
+    beside_seconds: float = 0.0  # of these, in batches that were launched while the other lane had one in flight
     batches: int = 0
     prefill_tokens: int = 0
     decode_tokens: int = 0

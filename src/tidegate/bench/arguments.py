@@ -51,7 +51,8 @@ def add_workload(command: argparse.ArgumentParser) -> "argparse._ArgumentGroup":
         default="conv",
         metavar="NAME|FILE|STEPS",
         help=f"{', '.join(WORKLOADS)}; or a trace: Azure's CSV, Mooncake's JSON lines, or CSV lines "
-        '"input,output"; or several in turn with their seconds, as conv@30,code@30 (default: conv)',
+        '"input,output"; or several in turn with their seconds, as conv@30,code@30, and rates in requests per second, '
+        "as conv@30x20,code@30x12, which are scaled to the mean asked for (default: conv)",
     )
     group.add_argument("--prompt-tokens", type=whole, metavar="N", help="the same length for all prompts")
     group.add_argument("--output-tokens", type=whole, metavar="N", help="the same length for all outputs")

@@ -2,10 +2,18 @@
 
 import math
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 from tidegate.base.errors import ConfigError
+
+Course = Callable[[float], float]
+"""How a rate changes in time: when there have been as many arrivals as there are after so many seconds at an even rate
+of the same mean."""
+
+
+def _even(even_s: float) -> float:
+    return even_s
 
 
 class Bursts(NamedTuple):
@@ -46,13 +54,15 @@ class Pattern(NamedTuple):
         """After which the rate repeats itself; None for a rate that does not change."""
         return self.bursts.period_s if self.bursts else None
 
-    def times(self, rate: float, rng: random.Random) -> Iterator[float]:
-        """Seconds after the start, for ever, the first at 0. ``rate``: requests per second; infinite: all at once."""
+    def times(self, rate: float, rng: random.Random, course: Course = _even) -> Iterator[float]:
+        """Seconds after the start, for ever, the first at 0. ``rate``: requests per second, on average over
+        ``course``; infinite: all at once."""
         if rate <= 0:
             raise ConfigError(f"A rate is a positive number of requests per second, not {rate:g}.")
         even_s = 0.0
         while True:
-            yield self.bursts.at_s(even_s) if self.bursts else even_s
+            at_s = course(even_s)
+            yield self.bursts.at_s(at_s) if self.bursts else at_s
             even_s += self._gap_s(rate, rng)
 
     def _gap_s(self, rate: float, rng: random.Random) -> float:

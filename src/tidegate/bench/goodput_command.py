@@ -32,7 +32,7 @@ from tidegate.bench.goodput_file import GoodputFile
 from tidegate.bench.goodput_plot import plot_goodput
 from tidegate.bench.goodput_screen import GoodputScreen
 from tidegate.bench.load import Limits
-from tidegate.bench.plan import AnyWorkload, Lengths, find_workload
+from tidegate.bench.plan import AnyWorkload, Lengths, find_workload, own_rates
 from tidegate.bench.probe import Judging
 from tidegate.bench.schedule import Schedule
 from tidegate.bench.screen import say
@@ -145,7 +145,7 @@ def _hunt(arguments: argparse.Namespace) -> Hunt:
         own_times=arguments.own_times,
         judging=judging,
         limits=Limits(arguments.timeout, all_expected=arguments.ignore_eos),
-        start_rate=arguments.start_rate,
+        start_rate=arguments.start_rate or next(iter(own_rates(workload)), 1.0),
         highest_rate=arguments.max_rate,
         precision=arguments.precision,
         drain_s=arguments.drain,
@@ -199,7 +199,10 @@ def _add_slos(command: argparse.ArgumentParser) -> None:
 def _add_search(command: argparse.ArgumentParser) -> None:
     group = command.add_argument_group("search")
     group.add_argument(
-        "--start-rate", type=positive, default=1.0, metavar="R", help="requests per second to begin with (default: 1)"
+        "--start-rate",
+        type=positive,
+        metavar="R",
+        help="requests per second to begin with (default: the mean of the steps' rates, else 1)",
     )
     group.add_argument(
         "--max-rate", type=positive, default=1000.0, metavar="R", help="the highest to try (default: 1000)"

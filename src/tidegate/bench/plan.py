@@ -59,20 +59,28 @@ class Lengths(msgspec.Struct, frozen=True):
 
 def find_workload(name: str) -> AnyWorkload:
     """A built-in workload, the trace in a file of that name, or steps such as "conv@30,code@30": workloads with their
-    seconds. A last step without seconds does not end; otherwise the steps repeat."""
+    seconds, or "conv@30x20,code@30x12": and with their rates. A last step without seconds does not end; otherwise the
+    steps repeat."""
     if Path(name).exists() or "@" not in name:
         return _find_one(name)
-    steps = []
     parts = name.split(",")
-    for number, part in enumerate(parts, 1):
-        which, at, seconds = part.strip().rpartition("@")
-        if not at and number == len(parts):
-            steps.append(Step(_find_one(seconds), math.inf))
-            continue
-        if not _is_positive(seconds):
-            raise ConfigError(f"{part!r} in the workload {name!r} is not a step such as conv@30: a name and seconds.")
-        steps.append(Step(_find_one(which), float(seconds)))
+    steps = [_step(part, name) for part in parts[:-1]]
+    endless = "@" not in parts[-1]
+    steps.append(Step(_find_one(parts[-1].strip()), math.inf) if endless else _step(parts[-1], name))
+    if len({step.rate is None for step in steps}) > 1:
+        raise ConfigError(f"Of the steps of the workload {name!r} all have a rate, as conv@30x20, or none has.")
     return Schedule(steps)
+
+
+def _step(part: str, name: str) -> Step:
+    which, _, amount = part.strip().rpartition("@")
+    seconds, by, rate = amount.partition("x")
+    if not _is_positive(seconds) or (by and not _is_positive(rate)):
+        raise ConfigError(
+            f"{part!r} in the workload {name!r} is not a step such as conv@30, a name and seconds, or conv@30x20, with "
+            "requests per second."
+        )
+    return Step(_find_one(which), float(seconds), float(rate) if by else None)
 
 
 def _find_one(name: str) -> Workload | Trace:
@@ -91,13 +99,16 @@ def _is_positive(text: str) -> bool:
 
 
 def arrivals(workload: AnyWorkload, rate: float, seed: int, pattern: Pattern = POISSON) -> Iterator[Request]:
-    """For ever, at random times, in the workload's order. Equal seeds give equal lengths, whatever the rate (but for
-    which step of a schedule a request falls into)."""
-    times_s = pattern.times(rate, source(seed, "arrivals"))
+    """For ever, at random times, in the workload's order; steps with rates are as much faster or slower as makes their
+    mean ``rate``. Equal seeds give equal lengths, whatever the rate (but for which step of a schedule a request falls
+    into)."""
+    rng = source(seed, "arrivals")
     if not isinstance(workload, Schedule):
+        times_s = pattern.times(rate, rng)
         yield from (_at(request, at_s) for at_s, request in zip(times_s, _in_turn(workload, seed), strict=False))
         return
     steps = [_in_turn(step.workload, seed, f"step {index}") for index, step in enumerate(workload.steps)]
+    times_s = pattern.times(rate, rng, workload.at_s)
     yield from (_at(next(steps[workload.step_at(at_s)]), at_s) for at_s in times_s)
 
 
@@ -127,6 +138,12 @@ def own_arrivals(trace: Trace, rate: float) -> Iterator[Request]:
     scale = (len(trace.recorded) - 1) / rate / last_s
     times_s = (turn * turn_s + (row.at_s or 0.0) * scale for turn in count() for row in trace.recorded)
     return (_at(request, at_s) for at_s, request in zip(times_s, trace.requests(), strict=False))
+
+
+def own_rates(workload: AnyWorkload) -> list[float]:
+    """The mean of a schedule's own rates, where it has some."""
+    mean = workload.mean_rate if isinstance(workload, Schedule) else None
+    return [] if mean is None else [mean]
 
 
 def within(requests: Iterable[Request], seconds: float) -> list[Request]:

@@ -22,7 +22,7 @@ from tidegate.bench.arguments import (
 )
 from tidegate.bench.client import Client
 from tidegate.bench.load import Limits
-from tidegate.bench.plan import Amount, Lengths, find_workload
+from tidegate.bench.plan import Amount, Lengths, find_workload, own_rates
 from tidegate.bench.plot import plot
 from tidegate.bench.report import Goodput, RunResult, goodputs
 from tidegate.bench.screen import Screen, say
@@ -85,7 +85,7 @@ def _measurement(arguments: argparse.Namespace) -> Measurement:
     return Measurement(
         workload=workload,
         lengths=Lengths(arguments.prompt_tokens, arguments.output_tokens),
-        rates=arguments.rate or ([] if has_times else [1.0]),
+        rates=arguments.rate or own_rates(workload) or ([] if has_times else [1.0]),
         amount=Amount(arguments.num_requests, arguments.seconds),
         slos=[msgspec.structs.replace(each, metric=metric) for each in arguments.slo or [_DEFAULT_SLO]],
         limits=Limits(arguments.timeout, arguments.max_concurrency, all_expected=arguments.ignore_eos),
@@ -103,7 +103,8 @@ def _add_load(group: "argparse._ArgumentGroup") -> None:
         "--rate",
         type=_rates,
         metavar="R[,R...]",
-        help="requests per second, one run for each; inf: all at once (default: a trace's own times, else 1)",
+        help="requests per second, one run for each; inf: all at once (default: a trace's own times, the mean of the "
+        "steps' rates, else 1)",
     )
     group.add_argument("--speedup", type=positive, default=1.0, metavar="X", help="of a trace's own times (default: 1)")
     amount = group.add_mutually_exclusive_group()

@@ -6,7 +6,6 @@ It is in this package, and not in ``sim``, since it reads workloads as ``tidegat
 import argparse
 import itertools
 from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import msgspec
@@ -14,7 +13,7 @@ import msgspec
 from tidegate.base.errors import ConfigError
 from tidegate.bench.arguments import pattern
 from tidegate.bench.arguments import settings as all_settings
-from tidegate.bench.plan import Amount, Lengths, arrivals, find_workload, replayed_requests
+from tidegate.bench.plan import Amount, Lengths, arrivals, find_workload, own_rates, replayed_requests
 from tidegate.bench.screen import say
 from tidegate.bench.search import Search
 from tidegate.bench.simulate_arguments import add_arguments
@@ -28,11 +27,13 @@ from tidegate.sim.fleet import serve
 from tidegate.sim.outcome import Outcome, outcome
 from tidegate.slo.goodput import GOODPUT_ATTAINMENT, Metric, Slo
 from tidegate.slo.latency import LatencyModel, rough
+from tidegate.slo.latency_file import read_latency_model
 from tidegate.slo.parse import parse_slo
 
 ROUGH = "rough:"
 ENDLESS = 1 << 30  # requests may wait
 FARTHEST = 256.0
+NEAR_STEP = 1.1  # from where a search begins
 
 
 class Setting(msgspec.Struct, frozen=True):
@@ -76,13 +77,7 @@ def add_simulate(commands: "argparse._SubParsersAction[argparse.ArgumentParser]"
 
 def run(arguments: argparse.Namespace) -> int:
     """The exit code. Raises ConfigError."""
-    slo = parse_slo(arguments.slo, Metric(arguments.slo_metric))
-    truth = load_model(arguments.truth)
-    models = Models(truth, load_model(arguments.belief) if arguments.belief else truth)
-    settings = list(_combinations(arguments))
-    if len(settings) > 1 and not arguments.sweep:
-        raise ConfigError("Lists of modes, chunks, shares or rates need --sweep.")
-    results = [_simulate(arguments, setting, slo, models) for setting in settings]
+    slo, results = _slo(arguments), simulated(arguments)
     if arguments.json:
         answer = Answer(slo, all_settings(arguments, arguments.truth), results)
         say(msgspec.json.format(msgspec.json.encode(answer), indent=1).decode())
@@ -93,22 +88,37 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
+def simulated(arguments: argparse.Namespace) -> list[Result]:
+    """Of every setting that the command line asks for. Raises ConfigError."""
+    truth = load_model(arguments.truth)
+    models = Models(truth, load_model(arguments.belief) if arguments.belief else truth)
+    settings = list(_combinations(arguments))
+    if len(settings) > 1 and not arguments.sweep:
+        raise ConfigError("Lists of modes, chunks, shares or rates need --sweep.")
+    return [_simulate(arguments, setting, _slo(arguments), models) for setting in settings]
+
+
+def _slo(arguments: argparse.Namespace) -> Slo:
+    return parse_slo(arguments.slo, Metric(arguments.slo_metric))
+
+
 def load_model(place: str) -> LatencyModel:
     """A latency model's JSON file, or "rough:N": N prompt tokens per second, and no more known."""
+    if not place.startswith(ROUGH):
+        return read_latency_model(place)
     try:
-        if place.startswith(ROUGH):
-            return rough(float(place.removeprefix(ROUGH)))
-        return msgspec.json.decode(Path(place).read_bytes(), type=LatencyModel)
-    except (OSError, ValueError, ZeroDivisionError) as error:
+        return rough(float(place.removeprefix(ROUGH)))
+    except (ValueError, ZeroDivisionError) as error:
         raise ConfigError(f"{place} can't be read as a latency model: {error}") from None
 
 
 def _combinations(arguments: argparse.Namespace) -> Iterator[Setting]:
     """Every combination; shares only where a mode lets the user set them."""
+    rates = arguments.rate or own_rates(find_workload(arguments.workload)) or [None]
     for mode in arguments.mode:
         divides = len(MODES[mode].lanes) > 1 and (arguments.gate or MODES[mode].gates[0]) == "static"
         shares = arguments.prefill_share if divides else [None]
-        for chunk, share, rate in itertools.product(arguments.max_num_batched_tokens, shares, arguments.rate or [None]):
+        for chunk, share, rate in itertools.product(arguments.max_num_batched_tokens, shares, rates):
             yield Setting(mode, chunk, share, rate)
 
 
@@ -131,7 +141,7 @@ def _simulate(arguments: argparse.Namespace, setting: Setting, slo: Slo, models:
 def search_goodput(attained: Callable[[float], float], start: float) -> float:
     """The highest rate found, to 1 %, at which ``attained(rate)`` is 90 % or more; 0 for none. The search goes from
     ``start`` as far as ``FARTHEST`` times as much, or as little."""
-    search = Search(start, precision=0.01, lowest=start / FARTHEST, highest=start * FARTHEST)
+    search = Search(start, precision=0.01, lowest=start / FARTHEST, highest=start * FARTHEST, step=NEAR_STEP)
     while (rate := search.next_rate()) is not None:
         search.learn(rate, attained(rate) >= GOODPUT_ATTAINMENT)
     return search.low

@@ -61,7 +61,10 @@ def _add_device(group: argparse._ArgumentGroup) -> None:
 
 def _add_load(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
-        "--rate", type=_list(positive), metavar="R", help="requests per second (default: a trace's own times)"
+        "--rate",
+        type=_list(positive),
+        metavar="R",
+        help="requests per second (default: a trace's own times, or the mean of the steps' rates)",
     )
     group.add_argument("--speedup", type=positive, default=1.0, metavar="X", help="of a trace's own times (default: 1)")
     amount = group.add_mutually_exclusive_group()

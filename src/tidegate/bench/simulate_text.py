@@ -27,6 +27,7 @@ def outcome_text(title: str, found: Outcome, slo: Slo, goodput: float | None) ->
         lines.append("by prompt: " + " · ".join(parts))
     busy = " · ".join(f"{lane} {share:.0%}" for lane, share in found.busy.items())
     lines.append(f"busy: {busy} · both lanes at once {found.beside:.0%}")
+    lines.append("of the busy time: " + " · ".join(f"{what} {share:.0%}" for what, share in found.spent.items()))
     if found.choices:
         choices = " · ".join(f"{name} {share:.0%}" for name, share in found.choices.items())
         lines.append(f"gate: {choices} · {found.moves} moves")
@@ -41,16 +42,21 @@ def sweep_text(results: Sequence[tuple[str, Outcome, float | None]], slo: Slo) -
     lines = [
         slo_text(slo),
         f"{'':<{width}} {'attained':>8} {'goodput':>8} {'TTFT p50':>9} {'p90':>7} {'p99':>7} {'TPOT p50':>9} {'p90':>7}"
-        f" {'p99 gap p90':>12} {'both':>5} {'moves':>6}",
+        f" {'p99 gap p90':>12} {'both':>5} {'moves':>6}  by prompt length",
     ]
     for title, found, goodput in results:
         lines.append(
             f"{title:<{width}} {found.attainment:>8.1%} {'-' if goodput is None else f'{goodput:.2f}':>8}"
             f" {_ms(found.ttft, 'p50'):>9} {_ms(found.ttft, 'p90'):>7} {_ms(found.ttft, 'p99'):>7}"
             f" {_ms(found.tpot, 'p50', 1):>9} {_ms(found.tpot, 'p90', 1):>7} {_ms(found.gap_p99, 'p90', 1):>12}"
-            f" {found.beside:>5.0%} {found.moves:>6}"
+            f" {found.beside:>5.0%} {found.moves:>6}  {_quartiles(found)}".rstrip()
         )
     return "\n".join(lines)
+
+
+def _quartiles(found: Outcome) -> str:
+    """The longest prompt of each quarter, and how many of its requests attain the SLO."""
+    return " · ".join(f"≤{part.to_tokens:,} {part.attainment:.0%}" for part in found.by_prompt)
 
 
 def _row(name: str, values: Percentiles) -> str:

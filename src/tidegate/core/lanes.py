@@ -71,6 +71,7 @@ class Lane:
 
     def count(self, flight: Flight, seconds: float) -> None:
         self.stats.busy_seconds += seconds
+        self.stats.beside_seconds += seconds * flight.beside
         self.stats.batches += 1
         self.stats.prefill_tokens += flight.work.new
         self.stats.decode_tokens += len(flight.decodes)

@@ -10,6 +10,7 @@ import torch
 from tidegate.base.errors import ModelError
 from tidegate.base.specs import ModelSpec
 from tidegate.models.config import SUPPORTED_ARCHITECTURES, spec_from_hf
+from tidegate.models.hub import snapshot
 
 LOAD_FORMATS = ("auto", "safetensors", "gguf", "dummy")
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json")
@@ -96,27 +97,11 @@ def _locate(path: str, load_format: str) -> Path:
 
 def _from_hub(model_id: str, with_weights: bool) -> Path:
     """The directory of a hub model's snapshot, downloaded only if the local cache lacks it."""
-    from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 
-    patterns = _HUB_DESCRIPTION + (["*.safetensors"] if with_weights else [])
-    try:
-        cached = Path(snapshot_download(model_id, allow_patterns=patterns, local_files_only=True))
-        if (cached / "config.json").exists() and (not with_weights or any(cached.glob("*.safetensors"))):
-            return cached
-    except HFValidationError as error:
-        raise ModelError(
-            f"{model_id!r} is neither a path that exists nor a model id of the form 'owner/name'."
-        ) from error
-    except LocalEntryNotFoundError:
-        pass
-    try:
-        return Path(snapshot_download(model_id, allow_patterns=patterns))
-    except (HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
-        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        raise ModelError(
-            f"{model_id!r} is neither a path that exists nor in the local cache, and downloading it failed: {reason}"
-        ) from error
+    def complete(cached: Path) -> bool:
+        return (cached / "config.json").exists() and (not with_weights or any(cached.glob("*.safetensors")))
+
+    return snapshot(model_id, _HUB_DESCRIPTION + (["*.safetensors"] if with_weights else []), complete)
 
 
 def _read_spec(config: Path) -> ModelSpec:

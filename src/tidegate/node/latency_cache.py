@@ -17,8 +17,7 @@ from tidegate.base.specs import ModelSpec
 from tidegate.base.stats import PredictionError
 from tidegate.node.calibrate import Measured
 from tidegate.slo.latency import Costs, Division, LatencyModel
-
-FORMAT = 2  # changes with what a file, or a latency model, means
+from tidegate.slo.latency_file import FORMAT, read_latency_model
 
 log = logging.getLogger("tidegate.node")
 
@@ -118,6 +117,15 @@ def read(path: Path) -> Record:
         return msgspec.json.decode(body, type=Record)
     except msgspec.MsgspecError as error:
         raise ConfigError(f"{path} is not a latency model: {error}") from error
+
+
+def given(path: Path) -> tuple[LatencyModel, str]:
+    """A latency model that somebody names, measured on whatever, and what is known of it. Raises ConfigError."""
+    model = read_latency_model(path)
+    try:
+        return model, str(read(path).measured)
+    except ConfigError:  # it does not say how it was measured
+        return model, str(path)
 
 
 class _Versioned(msgspec.Struct):

@@ -5,7 +5,6 @@ from pathlib import Path
 from typing import NamedTuple
 
 from tidegate.base.clock import now_s
-from tidegate.base.errors import ConfigError
 from tidegate.base.specs import ModelSpec, PoolSpec
 from tidegate.node import latency_cache
 from tidegate.node.backend import Backend, Progress
@@ -77,11 +76,8 @@ class Subject:
         place = self.config.latency_model
         if place is None:
             return None
-        try:
-            measured = latency_cache.read(Path(place)).measured
-        except OSError as error:
-            raise ConfigError(f"--latency-model {place}: {error.strerror}") from error
-        return Predictions(measured.model, f"as given: {measured}")
+        model, told = latency_cache.given(Path(place))
+        return Predictions(model, f"as given: {told}")
 
     def kept(self) -> Predictions | None:
         """From an earlier start, unless it is to be measured again. Once the backend is open: only then it knows how it

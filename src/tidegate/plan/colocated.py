@@ -3,6 +3,7 @@
     prefill-first   prompts before tokens (vLLM's original scheduler)
     chunked C       every step all decodes, and prompt tokens up to C (Sarathi-Serve, OSDI 2024)
     semi S          side by side, prefill on the share S of the compute (Semi-PD, arXiv 2504.19867)
+    semi by RULE    side by side, on shares that Semi-PD's or Drift's rule sets (the gates of mode semi)
     auto            the best of these for each step, by prediction
 
 With several GPUs an engine is spread over ``tp`` of them, and copies of it share the requests: each gets arrivals as
@@ -20,24 +21,35 @@ from tidegate.plan.demand import Arrival
 from tidegate.plan.engine import simulate_engine
 from tidegate.plan.setting import GPU_SLICE_S, MAX_TOKENS, WHOLE_CHUNK_S, Setting
 from tidegate.policy.modes import MODES
+from tidegate.slo.gates import predicts
 from tidegate.slo.goodput import Latency
 
 CHUNKS = (128, 256, 512, 1024, 2048)
-AHEAD = 1.1  # mode auto may be so much better than the best of what it chooses from, by choosing for each step
+AHEAD = 1.1  # a gate may be so much better than the best of what it chooses from, by choosing again and again
 
 
 class Way(NamedTuple):
-    """Of running an engine. ``chunk``: tokens of a batch at most."""
+    """Of running an engine. ``chunk``: tokens of a batch at most. ``gate``: that sets shares, if not the mode's own."""
 
     mode: str
     rates: Rates
     chunk: int = MAX_TOKENS
     share: float | None = None
+    gate: str | None = None
+
+    @property
+    def family(self) -> str:
+        return self.mode + (f" by {self.gate}" if self.gate is not None else "")
 
     @property
     def name(self) -> str:
         chunk = f" {self.chunk}" if self.chunk < MAX_TOKENS else ""
-        return self.mode + chunk + (f" {self.share:.0%}" if self.share is not None else "")
+        return self.family + chunk + (f" {self.share:.0%}" if self.share is not None else "")
+
+    @property
+    def adapts(self) -> bool:
+        """Whether its gate decides from predictions."""
+        return predicts(self.gate or MODES[self.mode].gates[0])
 
 
 class Colocated:
@@ -52,8 +64,8 @@ class Colocated:
         self.kv_tokens = setting.memory(tp).kv_tokens
         self.ceiling, self.capacity = way.rates
         self.runnable = tp == 1
-        self.family = way.mode
-        self.adapts = way.share is None and way.chunk == MAX_TOKENS and len(MODES[way.mode].lanes) > 1
+        self.family = way.family
+        self.adapts = way.adapts
 
     @property
     def name(self) -> str:
@@ -62,7 +74,8 @@ class Colocated:
     @cached_property
     def _config(self) -> CoreConfig:
         way = self._way
-        return self._setting.core_config(self._tp, way.mode, way.chunk, 0.5 if way.share is None else way.share)
+        share = 0.5 if way.share is None else way.share
+        return self._setting.core_config(self._tp, way.mode, way.chunk, share, way.gate)
 
     def simulate(self, arrivals: Sequence[Arrival], seed: int) -> list[Latency | None]:
         return simulate_engine(self._config, self._setting.latency(self._tp), arrivals, seed)
@@ -78,22 +91,29 @@ class Colocated:
             flags.append(f"--slice-ms {self._setting.slice_s(self._tp) * 1e3:.0f}")
         if self._way.share is not None:
             flags.append(f"--prefill-share {self._way.share:.2f}")
+        if self._way.gate is not None:
+            flags.append(f"--gate {self._way.gate}")
         return flags
 
 
 def colocated(setting: Setting) -> list[Colocated]:
-    """Every way, chunk and share, at every degree of tensor parallelism that fits."""
+    """Every way, chunk, share and rule, at every degree of tensor parallelism that fits."""
     return [Colocated(setting, tp, way) for tp in setting.degrees for way in ways(setting, tp)]
 
 
 def ways(setting: Setting, tp: int) -> list[Way]:
-    single = [
+    divisions = setting.latency(tp).divisions
+    fused = [
         Way("prefill-first", bounds.prefill_first(setting, tp)),
         *(Way("chunked", bounds.chunked(setting, tp, chunk), chunk) for chunk in CHUNKS),
-        *(
-            Way("semi", bounds.semi(setting, tp, division), share=division.share)
-            for division in setting.latency(tp).divisions
-        ),
     ]
-    ceilings, capacities = zip(*(way.rates for way in single), strict=True)
-    return [*single, Way("auto", Rates(AHEAD * max(ceilings), AHEAD * max(capacities)))]
+    semi = [Way("semi", bounds.semi(setting, tp, division), share=division.share) for division in divisions]
+    rules = [gate for gate in MODES["semi"].gates if predicts(gate)] if semi else []
+    by_rule = [Way("semi", _choosing(semi), gate=gate) for gate in rules]
+    return [*fused, *semi, *by_rule, Way("auto", _choosing([*fused, *semi]))]
+
+
+def _choosing(ways: Sequence[Way]) -> Rates:
+    """Of a gate that chooses among them."""
+    ceilings, capacities = zip(*(way.rates for way in ways), strict=True)
+    return Rates(AHEAD * max(ceilings), AHEAD * max(capacities))

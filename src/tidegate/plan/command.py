@@ -21,7 +21,7 @@ from tidegate.plan.setting import Setting
 from tidegate.plan.shapes import KNOWN, find_shape
 from tidegate.plan.summary import summary
 from tidegate.slo.goodput import Metric
-from tidegate.slo.latency import LatencyModel
+from tidegate.slo.latency_file import read_latency_model
 from tidegate.slo.parse import EXAMPLE, parse_slo
 
 
@@ -96,15 +96,8 @@ def setting_of(arguments: argparse.Namespace) -> Setting:
         arguments.gpus,
         parse_slo(arguments.slo, Metric(arguments.slo_metric)),
         Demand.of(arguments.workload, arguments.seed),
-        _latency_model(arguments.latency_model) if arguments.latency_model else None,
+        read_latency_model(arguments.latency_model) if arguments.latency_model else None,
     )
-
-
-def _latency_model(file: str) -> LatencyModel:
-    try:
-        return msgspec.json.decode(Path(file).read_bytes(), type=LatencyModel)
-    except (OSError, msgspec.MsgspecError) as error:
-        raise ConfigError(f"{file} can't be read as a latency model: {error}") from None
 
 
 def _write(file: str, write: Any) -> None:

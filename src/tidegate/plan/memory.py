@@ -4,7 +4,8 @@ from typing import NamedTuple
 
 from tidegate.base.specs import ModelSpec
 from tidegate.plan.hardware import GIB, Hardware
-from tidegate.plan.roofline import kv_bytes_per_token, weight_elements
+from tidegate.plan.parameters import stored_elements
+from tidegate.plan.roofline import kv_bytes_per_token
 
 UTILIZATION = 0.9  # of a device's memory that an engine takes unless told otherwise
 GPU_RESERVE = 6 * GIB  # graphs, activations and workspaces, as this engine keeps them on a GPU
@@ -26,7 +27,7 @@ class Memory(NamedTuple):
 
 
 def memory(model: ModelSpec, device: Hardware, tp: int) -> Memory:
-    weights = weight_elements(model) * device.element_bytes // tp
+    weights = stored_elements(model) * device.element_bytes // tp
     reserve = GPU_RESERVE if device.is_gpu else CPU_RESERVE
     usable = int(device.memory_bytes * UTILIZATION)
     room = max(0, usable - weights - reserve)

@@ -17,7 +17,7 @@ from tidegate.slo.goodput import GOODPUT_ATTAINMENT, Latency, Metric, percentile
 ROUNDS = (100, 250, 900)  # requests of a simulation
 FACTORS = (1.2, 1.1, 1.06)  # by which its rates differ at first
 KEPT = (5, 3)  # candidates that go on to the next round
-LEAST_SIMULATED, MOST_SIMULATED = 8, 14  # candidates
+LEAST_SIMULATED, MOST_SIMULATED = 8, 16  # candidates
 DOUBT = 1.1  # a ceiling may be too low by so much
 FIRST_GUESS = 0.8  # of a ceiling
 JUST_BELOW = 0.95  # of what was found before: where the next, longer simulation starts

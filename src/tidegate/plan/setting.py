@@ -104,7 +104,9 @@ class Setting:
         spread = [f"--tensor-parallel-size {tp}"] if tp > 1 else []
         return " ".join([f"tidegate serve {self.model_name} --mode {mode}", *flags, "--order slack", slo, *spread])
 
-    def core_config(self, tp: int, mode: str, chunk: int = MAX_TOKENS, share: float = 0.5) -> CoreConfig:
+    def core_config(
+        self, tp: int, mode: str, chunk: int = MAX_TOKENS, share: float = 0.5, gate: str | None = None
+    ) -> CoreConfig:
         """As an engine would be started: prompts by slack. Slices are as long as the chunk, where one is given."""
         latency = self.latency(tp)
         most_blocks = MAX_SEQS * (self.demand.longest_tokens // BLOCK_TOKENS + 1)  # more are never used
@@ -122,6 +124,7 @@ class Setting:
             order="slack",
             prefix_caching=False,
             max_waiting=1 << 30,
+            gate=gate,
             slo=self.slo,
             latency=latency,
             slice_seconds=WHOLE_CHUNK_S if chunk < MAX_TOKENS else self.slice_s(tp),

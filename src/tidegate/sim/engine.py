@@ -8,7 +8,7 @@ from tidegate.base.request import Output, RequestSpec
 from tidegate.core.config import CoreConfig
 from tidegate.core.core import Core
 from tidegate.core.steady import TOKEN, SteadyRun
-from tidegate.sim.predicted import Job, PredictedDevice
+from tidegate.sim.predicted import BESIDE, Job, PredictedDevice
 from tidegate.sim.served import Records, Served
 from tidegate.slo.goodput import Latency
 from tidegate.slo.latency import LatencyModel
@@ -37,7 +37,12 @@ class Readings(NamedTuple):
 
     seconds: float
     busy_s: dict[str, float]  # by lane
-    beside_s: float  # while two lanes ran
+    spent_s: dict[str, float]  # by what ran: a kind of batch alone, or two lanes side by side
+
+    @property
+    def beside_s(self) -> float:
+        """While two lanes ran."""
+        return self.spent_s.get(BESIDE, 0.0)
 
 
 class _Answer:
@@ -93,7 +98,7 @@ class SimulatedEngine:
 
     @property
     def readings(self) -> Readings:
-        return Readings(self.now, dict(self.device.busy_s), self.device.beside_s)
+        return Readings(self.now, dict(self.device.busy_s), dict(self.device.spent_s))
 
     def submit(self, asked: Asked, now: float) -> None:
         self.advance(now)

@@ -48,6 +48,7 @@ class Outcome(msgspec.Struct, frozen=True):
     by_prompt: list[Quartile]  # empty with fewer than four requests
     busy: dict[str, float]  # share of the time, by lane
     beside: float  # share of the time in which two lanes ran
+    spent: dict[str, float]  # shares of the time in which anything ran, by what it was
     choices: dict[str, float]  # share of the gate's choices
     moves: int  # of the gate
     preemptions: int
@@ -64,6 +65,8 @@ def outcome(engines: Sequence[SimulatedEngine], slo: Slo) -> Outcome:
     seconds = max(reading.seconds for reading in readings)
     total_s = math.fsum(reading.seconds for reading in readings) or 1.0
     lanes = sorted({lane for reading in readings for lane in reading.busy_s})
+    kinds = sorted({what for reading in readings for what in reading.spent_s})
+    spent_s = {what: math.fsum(reading.spent_s.get(what, 0.0) for reading in readings) for what in kinds}
     names = sorted({name for stat in stats for name in stat.gate_choices})
     chosen = {name: sum(stat.gate_choices.get(name, 0) for stat in stats) for name in names}
     return Outcome(
@@ -79,6 +82,7 @@ def outcome(engines: Sequence[SimulatedEngine], slo: Slo) -> Outcome:
         by_prompt=_quartiles(served, slo),
         busy={lane: math.fsum(reading.busy_s.get(lane, 0.0) for reading in readings) / total_s for lane in lanes},
         beside=math.fsum(reading.beside_s for reading in readings) / total_s,
+        spent={what: seconds / math.fsum(spent_s.values()) for what, seconds in spent_s.items()},
         choices={name: count / sum(chosen.values()) for name, count in chosen.items()},
         moves=sum(stat.gate_moves for stat in stats),
         preemptions=sum(stat.preemptions for stat in stats),

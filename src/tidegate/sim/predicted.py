@@ -10,7 +10,10 @@ from typing import NamedTuple
 
 from tidegate.base.batch import Batch, BatchResult
 from tidegate.core.steady import TOKEN
+from tidegate.slo.accuracy import kind_of
 from tidegate.slo.latency import LatencyModel, Work
+
+BESIDE = "side by side"  # what runs while both lanes do; else the kind of the one batch
 
 
 class Job(NamedTuple):
@@ -45,7 +48,7 @@ class PredictedDevice:
         self._queued: dict[str, deque[tuple[Job, float]]] = {}
         self._now = 0.0
         self.busy_s: dict[str, float] = {}
-        self.beside_s = 0.0  # while both lanes ran
+        self.spent_s: dict[str, float] = {}  # by what ran, while anything did
 
     def launch(self, lane: str, batch: Batch, now: float) -> None:
         self.take(lane, Job(batch.id, Work.of(batch), batch.share, batch.num_sampled), now)
@@ -96,7 +99,9 @@ class PredictedDevice:
         for running in self._running.values():
             running.left_s -= passed / (running.slowdown if both else 1.0)
             self.busy_s[running.lane] = self.busy_s.get(running.lane, 0.0) + passed
-        self.beside_s += passed * both
+        if self._running and passed:
+            what = BESIDE if both else kind_of(running.job.work, beside=False)
+            self.spent_s[what] = self.spent_s.get(what, 0.0) + passed
         self._now = now
 
     def _repredict(self) -> None:
