@@ -96,7 +96,7 @@ def test_a_measured_latency_model_replaces_the_roofline(files, capsys):
     (files / "model.json").write_bytes(msgspec.json.encode(toy.STEADY))
     assert plan(files, *FITTING, "--latency-model", str(files / "model.json")) == 0
     assert "latencies measured" in capsys.readouterr().out
-    profiled = {"format": 1, "samples": 9, **msgspec.to_builtins(toy.STEADY)}
+    profiled = {"format": FORMAT, "samples": 9, **msgspec.to_builtins(toy.STEADY)}
     (files / "profile.json").write_bytes(msgspec.json.encode(profiled))
     assert plan(files, *FITTING, "--all", "--latency-model", str(files / "profile.json")) == 0
     said = capsys.readouterr().out

@@ -37,7 +37,11 @@ def test_a_device_that_is_not_divided_has_one_too(tmp_path):
         pytest.param(b"\x00\xff", "not a latency model", id="not JSON"),
         pytest.param([1, 2], "Expected `object`", id="a list"),
         pytest.param({"divisions": []}, "missing required field `whole`", id="nothing of the whole device"),
-        pytest.param({"format": FORMAT + 1, **FIELDS}, "has format 2, not 1; measure again", id="a later format"),
+        pytest.param(
+            {"format": FORMAT + 1, **FIELDS},
+            f"has format {FORMAT + 1}, not {FORMAT}; measure again",
+            id="a later format",
+        ),
         pytest.param({"whole": WHOLE | {"tokens": [256]}}, "tokens do not ascend, are fewer", id="one size"),
         pytest.param({"whole": WHOLE | {"tokens": [9, 8]}}, "tokens do not ascend", id="sizes that descend"),
         pytest.param({"whole": WHOLE | {"pair_s": -1.0}}, "times that are negative", id="negative times"),
