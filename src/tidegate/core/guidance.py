@@ -46,11 +46,10 @@ class Guidance:
 
     def load(self, view: LaneView, now: float, busy: bool, ready: bool) -> Load:
         pressing = [Pressing(r.launched, r.remaining, r.deadline_s) for r in view.prompts[:PRESSING]]
-        late = sum(request.late for request in self._queues.waiting)
         spec = view.lane.spec
         decode = view.decoding if spec and spec.decodes else Work()
         own = sorted(r.tpot_s for r in self._picky.values() if r.tpot_s and r.state is State.DECODING)
-        return Load(now, view.lane.name, decode, pressing, self._spares(now), busy, ready, late, own)
+        return Load(now, view.lane.name, decode, pressing, self._spares(now), busy, ready, self._queues.late_waiting, own)
 
     def _spares(self, now: float) -> Sequence[float]:
         slo = self._config.slo
