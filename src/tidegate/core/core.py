@@ -183,13 +183,18 @@ class Core:
                 request.prompt_done()
                 self._queues.decoding[request.id] = request
                 self._append(request, token, logprob, now, hold=lane.spec is not None and not lane.spec.decodes)
+        ended, outputs = State.ENDED, self._outputs
         for request, token in zip(flight.decodes, tokens, strict=True):
             logprob = next(logprobs) if logprobs else None
             request.in_flight -= 1
-            if request.state is State.ENDED:
+            if request.state is ended:
                 self._let_go(request)
-                continue
-            self._append(request, token, logprob, now)
+            elif request.plain and request.first_s is not None and len(request.tokens) + 1 < request.limit:  # most
+                request.tokens.append(token)
+                request.losses = 0
+                outputs.append(Output(request.id, [token]))
+            else:
+                self._append(request, token, logprob, now)
 
     def _account(self, lane: Lane, flight: Flight, seconds: float, now: float) -> None:
         """A batch has been run, and took so long."""
@@ -278,7 +283,10 @@ class Core:
         return self.shares[lane.name] if len(self.mode.lanes) > 1 else 1.0
 
     def _others_in_flight(self, lane: Lane) -> bool:
-        return any(other is not lane and other.flights for other in self.lanes.values())
+        for other in self.lanes.values():
+            if other is not lane and other.flights:
+                return True
+        return False
 
     def _others_have_work(self, lane: Lane) -> bool:
         """Whether another lane of the mode is likely to be given a batch at this event."""
@@ -301,7 +309,7 @@ class Core:
         flight = lane.flights[0]
         if not self._decodes_alone(lane) or flight.prefills or flight.decodes != list(queues.decoding.values()):
             return None
-        if not all(request.plain for request in flight.decodes):
+        if not all([request.plain for request in flight.decodes]):
             return None
         run = SteadyRun(lane, self._binder, self._residency, self._offer, self._steady_landed)
         return run if run.goes_on else None
@@ -380,9 +388,6 @@ class Core:
         when that lane's next step starts, so that the wait for it counts to TTFT and not to the gap that follows."""
         request.tokens.append(token)
         request.losses = 0
-        if request.plain and request.first_s is not None and len(request.tokens) < request.limit:
-            self._outputs.append(Output(request.id, [token]))
-            return
         finish = None
         if token in request.stop_ids:
             finish = "stop"

@@ -118,7 +118,7 @@ class SimulatedEngine:
         """Lets everything happen that happens before ``until``."""
         while True:
             end_s, warning_s = self.device.next_end_s(), self._next_warning_s()
-            if min(end_s, warning_s) >= until:
+            if end_s >= until and warning_s >= until:
                 break
             if warning_s <= end_s:
                 self._warned(max(self.now, warning_s))

@@ -44,6 +44,7 @@ class PredictedDevice:
         self._running: dict[str, Running] = {}
         self._queued: dict[str, deque[tuple[Job, float]]] = {}
         self._now = 0.0
+        self._next_end_s = self._next_to_warn_s = math.inf  # ends: of all that run, and of those not announced
         self.busy_s: dict[str, float] = {}
         self.beside_s = 0.0  # while both lanes ran
 
@@ -58,17 +59,17 @@ class PredictedDevice:
         self._repredict()
 
     def next_end_s(self) -> float:
-        return min([running.end_s for running in self._running.values()], default=math.inf)
+        return self._next_end_s
 
     def next_warning_s(self, lead_s: float) -> float:
         """When the next end should be announced, ``lead_s`` before it."""
-        ends = [max(r.end_s - lead_s, self._now) for r in self._running.values() if not r.warned]
-        return min(ends, default=math.inf)
+        return max(self._next_to_warn_s - lead_s, self._now)
 
     def warn(self, now: float, lead_s: float) -> tuple[str, int]:
         """The lane and batch whose end is to be announced now."""
         running = min((r for r in self._running.values() if not r.warned), key=_end_s)
         running.warned = True
+        self._find_next()
         return running.lane, running.job.id
 
     def end(self, now: float) -> tuple[str, BatchResult]:
@@ -103,6 +104,15 @@ class PredictedDevice:
         both = len(self._running) > 1
         for running in self._running.values():
             running.end_s = self._now + max(0.0, running.left_s) * (running.slowdown if both else 1.0)
+        self._find_next()
+
+    def _find_next(self) -> None:
+        self._next_end_s = self._next_to_warn_s = math.inf
+        for running in self._running.values():
+            if running.end_s < self._next_end_s:
+                self._next_end_s = running.end_s
+            if running.end_s < self._next_to_warn_s and not running.warned:
+                self._next_to_warn_s = running.end_s
 
 
 def _end_s(running: Running) -> float:

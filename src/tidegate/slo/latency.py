@@ -12,6 +12,7 @@ slowed down by the other, by a factor of its own in each division.
 """
 
 import bisect
+import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -82,8 +83,9 @@ class Costs(msgspec.Struct, frozen=True):
         return values[i - 1] + (values[i] - values[i - 1]) * (tokens - low) / (high - low)
 
     def seconds(self, work: Work) -> float:
-        attention = self.pair_s * work.pairs + self.reused_s * work.reused + self.context_s * work.context
-        return self.dense(work.new + self.padding.padded_rows(work.rows)) + attention
+        new, pairs, reused, rows, context = work
+        attention = self.pair_s * pairs + self.reused_s * reused + self.context_s * context
+        return self.dense(new + self.padding.padded_rows(rows)) + attention
 
     def most_new(self, work: Work, start: int, most: int, seconds: float, quantum: int = 1) -> int:
         """The most prompt tokens of a slice from ``start``, at most ``most``, with which ``work`` still takes at most
@@ -123,7 +125,11 @@ class LatencyModel(msgspec.Struct, frozen=True):
 
     def division(self, share: float) -> Division:
         """The one nearest to prefill having ``share``."""
-        return min(self.divisions, key=lambda division: abs(division.share - share))
+        nearest, distance = self.divisions[0], math.inf
+        for division in self.divisions:
+            if abs(division.share - share) < distance:
+                nearest, distance = division, abs(division.share - share)
+        return nearest
 
     def seconds(self, work: Work, lane: str, share: float, beside: bool) -> float:
         """Of a batch of lane "P" or "D" on ``share`` of the device (1.0: all of it), the other one running or not."""
