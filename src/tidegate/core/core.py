@@ -6,6 +6,8 @@ Same events, same times, same configuration: same actions. The node loop carries
 simulator on predicted ones.
 """
 
+from operator import attrgetter
+
 import msgspec
 
 from tidegate.base.events import (
@@ -45,6 +47,8 @@ from tidegate.policy.rule import Budget
 from tidegate.slo.belief import Belief
 from tidegate.slo.gate import Gate, Outlook, TimedRoom
 from tidegate.slo.latency import Work
+
+_plain = attrgetter("plain")
 
 
 class Core:
@@ -283,10 +287,8 @@ class Core:
         return self.shares[lane.name] if len(self.mode.lanes) > 1 else 1.0
 
     def _others_in_flight(self, lane: Lane) -> bool:
-        for other in self.lanes.values():
-            if other is not lane and other.flights:
-                return True
-        return False
+        lanes = self.lanes.values()
+        return len(lanes) > 1 and any(other is not lane and other.flights for other in lanes)
 
     def _others_have_work(self, lane: Lane) -> bool:
         """Whether another lane of the mode is likely to be given a batch at this event."""
@@ -309,7 +311,7 @@ class Core:
         flight = lane.flights[0]
         if not self._decodes_alone(lane) or flight.prefills or flight.decodes != list(queues.decoding.values()):
             return None
-        if not all([request.plain for request in flight.decodes]):
+        if not all(map(_plain, flight.decodes)):
             return None
         run = SteadyRun(lane, self._binder, self._residency, self._offer, self._steady_landed)
         return run if run.goes_on else None
