@@ -29,8 +29,10 @@ class LaneView:
         self.lane = lane
         self._queues = queues
         self._residency = residency
-        started = [r for r in queues.prefilling.values() if r.remaining and (not r.in_flight or r.lane is lane)]
-        self.prompts = queues.arranged(started, now, outlook)  # in the order in which they will be served
+        self.prompts: list[Request] = []  # in the order in which the lane will serve them
+        if lane.spec is not None and lane.spec.prefills:
+            started = [r for r in queues.prefilling.values() if r.remaining and (not r.in_flight or r.lane is lane)]
+            self.prompts = queues.arranged(started, now, outlook)
         self._decodes: list[Request] | None = None  # once somebody has asked
 
     def prefills(self) -> Iterator[Request]:

@@ -295,8 +295,8 @@ class Core:
         queues = self._queues
         for spec in self.mode.lanes:
             if spec.name != lane.name and self.lanes[spec.name].alive:
-                prefill = "P" in spec.phases and (queues.waiting or queues.prefilling)
-                decode = "D" in spec.phases and queues.decoding
+                prefill = spec.prefills and (queues.waiting or queues.prefilling)
+                decode = spec.decodes and queues.decoding
                 if prefill or decode:
                     return True
         return False
@@ -474,7 +474,7 @@ class Core:
         return self._forecast.of(newcomer, priority, now, self._prefill_outlook()).ttft_s
 
     def _prefill_outlook(self) -> Outlook:
-        spec = next(spec for spec in self.mode.lanes if "P" in spec.phases)
+        spec = next(spec for spec in self.mode.lanes if spec.prefills)
         alone = not self._queues.decoding or len(self.mode.lanes) == 1
         return self.gate.outlook(spec.name, alone)
 
