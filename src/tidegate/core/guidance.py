@@ -48,9 +48,12 @@ class Guidance:
     def load(self, view: LaneView, now: float, busy: bool, ready: bool) -> Load:
         spec = view.lane.spec
         decode = view.decoding() if spec and spec.decodes else Work()
-        own = sorted(r.tpot_s for r in self._picky.values() if r.tpot_s and r.state is State.DECODING)
+        own = self._own_tpots_s() if self._picky else []
         pressing, late = self._pressing(view), self._queues.late_waiting
         return Load(now, view.lane.name, decode, pressing, self._spares(now), busy, ready, late, own)
+
+    def _own_tpots_s(self) -> list[float]:
+        return sorted(r.tpot_s for r in self._picky.values() if r.tpot_s and r.state is State.DECODING)
 
     def _pressing(self, view: LaneView) -> Sequence[Pressing]:
         first = view.prompts[:PRESSING]

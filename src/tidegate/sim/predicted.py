@@ -44,7 +44,8 @@ class PredictedDevice:
         self._running: dict[str, Running] = {}
         self._queued: dict[str, deque[tuple[Job, float]]] = {}
         self._now = 0.0
-        self._next_end_s = self._next_to_warn_s = math.inf  # ends: of all that run, and of those not announced
+        self._next: Running | None = None  # the one that ends first; the same of those that are not announced
+        self._next_to_warn: Running | None = None
         self.busy_s: dict[str, float] = {}
         self.beside_s = 0.0  # while both lanes ran
 
@@ -59,15 +60,16 @@ class PredictedDevice:
         self._repredict()
 
     def next_end_s(self) -> float:
-        return self._next_end_s
+        return self._next.end_s if self._next is not None else math.inf
 
     def next_warning_s(self, lead_s: float) -> float:
         """When the next end should be announced, ``lead_s`` before it."""
-        return max(self._next_to_warn_s - lead_s, self._now)
+        return max(self._next_to_warn.end_s - lead_s, self._now) if self._next_to_warn is not None else math.inf
 
     def warn(self, now: float, lead_s: float) -> tuple[str, int]:
         """The lane and batch whose end is to be announced now."""
-        running = min((r for r in self._running.values() if not r.warned), key=_end_s)
+        running = self._next_to_warn
+        assert running is not None
         running.warned = True
         self._find_next()
         return running.lane, running.job.id
@@ -75,7 +77,8 @@ class PredictedDevice:
     def end(self, now: float) -> tuple[str, BatchResult]:
         """The batch that ends now, and the next one of its lane starts."""
         self._advance(now)
-        running = min(self._running.values(), key=_end_s)
+        running = self._next
+        assert running is not None
         del self._running[running.lane]
         if self._queued[running.lane]:
             self._start(running.lane, now)
@@ -107,13 +110,10 @@ class PredictedDevice:
         self._find_next()
 
     def _find_next(self) -> None:
-        self._next_end_s = self._next_to_warn_s = math.inf
+        first = first_to_warn = None
         for running in self._running.values():
-            if running.end_s < self._next_end_s:
-                self._next_end_s = running.end_s
-            if running.end_s < self._next_to_warn_s and not running.warned:
-                self._next_to_warn_s = running.end_s
-
-
-def _end_s(running: Running) -> float:
-    return running.end_s
+            if first is None or running.end_s < first.end_s:
+                first = running
+            if not running.warned and (first_to_warn is None or running.end_s < first_to_warn.end_s):
+                first_to_warn = running
+        self._next, self._next_to_warn = first, first_to_warn
