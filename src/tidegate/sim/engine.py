@@ -1,6 +1,7 @@
 """One engine on a virtual clock: the core that serves, its rules and its gate, on a device that predicts."""
 
 import math
+from array import array
 from typing import NamedTuple, Protocol
 
 from tidegate.base.events import Arrived, BatchDone, BatchEnding, Emit, Event, LaneReady, Launch
@@ -46,7 +47,7 @@ class _Answer:
     def __init__(self, arrived_s: float, prompt_tokens: int) -> None:
         self.arrived_s = arrived_s
         self.prompt_tokens = prompt_tokens
-        self.times_s: list[float] = []  # of its tokens
+        self.times_s = array("d")  # of its tokens
 
 
 class SimulatedEngine:
@@ -77,7 +78,7 @@ class SimulatedEngine:
         self._submitted = 0
         self._prompt: list[int] = []  # as long as the longest so far
         self._run: SteadyRun | None = None
-        self._run_times: list[float] = []  # of the tokens that everybody got in it
+        self._run_times = array("d")  # of the tokens that everybody got in it
         for lane in self._core.mode.lanes:
             self.tell(LaneReady(lane.name), 0.0)
 
@@ -169,7 +170,7 @@ class SimulatedEngine:
             for request in self._run.requests:
                 self._answers[request.id].times_s += self._run_times
             self._run = None
-            self._run_times.clear()
+            self._run_times = array("d")
 
     def _happens(self, event: Event, now: float) -> None:
         self.now = now
