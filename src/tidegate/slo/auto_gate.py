@@ -178,8 +178,9 @@ class AutoGate(Gate):
     def _best_beside(self, load: Load, limit: float, best: Option) -> Option:
         if len(self._rates_beside) > self.KEPT:
             self._rates_beside.clear()
+        slower = self.belief.factor("decode beside")
         for division in self.model.divisions:
-            step = division.decode.seconds(load.decode) * division.decode_slowdown * self.belief.factor("decode beside")
+            step = division.decode.seconds(load.decode) * division.decode_slowdown * slower
             if step <= limit:
                 place = (division.share, load.prompts[0].start)
                 if place not in self._rates_beside:

@@ -8,8 +8,8 @@ A request that has told k of n tokens, the first at ``first_s``, meets the SLO i
 n is not known: it is taken from lengths of earlier answers, so short that most get longer (``CAUTION``).
 """
 
-import bisect
 import math
+from bisect import bisect_left, bisect_right, insort
 from collections import deque
 from collections.abc import Iterable
 
@@ -35,19 +35,19 @@ class Schedule:
 
     def ended(self, output_tokens: int) -> None:
         self._lengths.append(output_tokens)
-        bisect.insort(self._sorted, output_tokens)
+        insort(self._sorted, output_tokens)
         if len(self._lengths) > self.KEPT:
-            del self._sorted[bisect.bisect_left(self._sorted, self._lengths.popleft())]
+            del self._sorted[bisect_left(self._sorted, self._lengths.popleft())]
 
     def spares_s(self, decoding: Iterable[Standing], now: float, count: int) -> list[float]:
         """The ``count`` shortest times within which requests' next tokens must come, ascending. Requests that can't
         meet their SLO any more are left out: they must not sink the others."""
         lefts = []
         slowest = math.inf if self.pace_s is None else self.pace_s
-        lengths, known = self._sorted, len(self._sorted)
+        lengths, known, caution = self._sorted, len(self._sorted), self.CAUTION
         for first_s, told, tpot in decoding:
-            longer = bisect.bisect_right(lengths, told + 1)  # lengths from here on are possible
-            after = lengths[longer + int((known - longer) * self.CAUTION)] - told - 1 if longer < known else 0
+            longer = bisect_right(lengths, told + 1)  # lengths from here on are possible
+            after = lengths[longer + int((known - longer) * caution)] - told - 1 if longer < known else 0
             pace = slowest if slowest < tpot else tpot
             left = first_s + tpot * (told + after) - after * pace - now
             if left >= tpot:
