@@ -30,8 +30,19 @@ class BlockPoolMachine(RuleBasedStateMachine):
                 self.pool.allocate(count)
             count = self.pool.num_available
         blocks = self.pool.allocate(count)
+        assert len(set(blocks)) == count
+        return self.given(blocks)
+
+    @rule(target=owned)
+    def allocate_one(self):
+        available = self.pool.num_available
+        block = self.pool.allocate_one()
+        assert (block is None) == (available == 0)
+        return self.given([] if block is None else [block])
+
+    def given(self, blocks):
         in_use = {b for held in self.owners.values() for b in held}
-        assert len(set(blocks)) == count and not in_use & set(blocks)
+        assert not in_use & set(blocks)
         self.keys = {key: block for key, block in self.keys.items() if block not in blocks}
         self.made += 1
         self.owners[self.made] = blocks

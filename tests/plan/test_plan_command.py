@@ -11,6 +11,7 @@ from tidegate.plan import search
 from tidegate.plan.colocated import colocated
 from tidegate.plan.command import setting_of
 from tidegate.plan.summary import Summary
+from tidegate.slo.latency_file import FORMAT
 
 CONFIG = {
     "architectures": ["LlamaForCausalLM"],

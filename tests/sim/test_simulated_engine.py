@@ -55,6 +55,19 @@ def test_without_a_warning_of_the_end_each_step_waits_for_its_launch():
     assert served.latency.tpot_s == pytest.approx(STEP_S + 0.002)
 
 
+def test_a_lane_that_only_decodes_does_not_judge_which_prompts_are_late():
+    """At a tenth of the device, which decode has, a prompt that waits would be late; at prefill's nine it is not."""
+    simulated = engine("semi", shares={"P": 0.9, "D": 0.1}, order="slack", gate="static", prefill_tokens_per_s=4000.0)
+    simulated.submit(Asked(20, 300), 0.0)
+    for _ in range(3):
+        simulated.submit(Asked(180, 1), 0.2)
+    steps = simulated.core.stats().lanes["D"].batches
+    simulated.advance(0.24)
+    stats = simulated.core.stats()
+    assert stats.lanes["D"].batches > steps and stats.waiting + stats.prefilling > 1
+    assert stats.late == 0
+
+
 def test_a_request_that_can_never_fit_has_failed_and_counts_against_attainment():
     simulated = engine(truth=constant(STEP_S))
     simulated.submit(Asked(300, 200), 0.0)

@@ -12,8 +12,6 @@ from tidegate.slo.gates import make_gate
 from tidegate.slo.goodput import Metric, Slo, attainment
 from tidegate.slo.latency import LatencyModel
 
-PROMPTS = [(4000, 0.4)]
-
 
 def gate(tpot_s, share=0.5):
     return DriftGate(LIMITS, Slo(0.5, tpot_s), Belief(MACHINE), share)
@@ -33,18 +31,18 @@ def settle(made, loaded):
 
 @pytest.mark.parametrize(("tpot_s", "share"), [(0.04, 0.75), (0.02, 0.5), (0.011, 0.25)])
 def test_prefill_gets_all_but_the_smallest_part_that_does_for_decode(tpot_s, share):
-    made, loaded = gate(tpot_s), load(prompts=PROMPTS)
+    made, loaded = gate(tpot_s), load(ready=True)
     assert settle(made, loaded) == share
     assert worst_s(share, loaded, made) <= tpot_s
     assert share == 0.75 or worst_s(share + 0.25, loaded, made) > tpot_s
 
 
 def test_where_no_part_does_decode_gets_the_largest():
-    assert settle(gate(0.001), load(prompts=PROMPTS)) == 0.25
+    assert settle(gate(0.001), load(ready=True)) == 0.25
 
 
 def test_contention_counts_a_device_that_slows_decode_down_more_gives_it_more():
-    loaded = load(prompts=PROMPTS)
+    loaded = load(ready=True)
     calm, measured = gate(0.02), gate(0.02)
     for _ in range(200):
         step = MACHINE.division(0.5).decode.seconds(loaded.decode)
@@ -54,7 +52,7 @@ def test_contention_counts_a_device_that_slows_decode_down_more_gives_it_more():
 
 def test_decode_gets_more_at_once_and_less_only_after_a_while():
     made = gate(0.02)
-    light, heavy = load(rows=8, prompts=PROMPTS), load(rows=250, context=4000, prompts=PROMPTS)
+    light, heavy = load(rows=8, ready=True), load(rows=250, context=4000, ready=True)
     settle(made, light)
     before = made.shares["P"]
     made.allow(heavy)
@@ -68,7 +66,7 @@ def test_decode_gets_more_at_once_and_less_only_after_a_while():
 
 def test_a_load_at_the_border_of_two_parts_does_not_make_it_flap():
     made = gate(0.02)
-    loads = [load(rows=64, context=1000 + 60 * i, prompts=PROMPTS) for i in range(80)]
+    loads = [load(rows=64, context=1000 + 60 * i, ready=True) for i in range(80)]
     border = next(one for one in loads if worst_s(0.5, one, made) > 0.0198)
     rows = border.decode.rows
     for step in range(500):
@@ -85,7 +83,7 @@ def test_nothing_moves_while_there_is_no_prefill():
 
 @pytest.mark.parametrize("rows", [8, 64, 256])
 def test_a_slice_takes_about_as_long_as_whole_steps_of_decode(rows):
-    made, loaded = gate(0.02), load(rows=rows, prompts=PROMPTS)
+    made, loaded = gate(0.02), load(rows=rows, ready=True)
     settle(made, loaded)
     division = MACHINE.division(made.shares["P"])
     step = division.decode.seconds(loaded.decode) * division.decode_slowdown
@@ -97,7 +95,7 @@ def test_a_slice_takes_about_as_long_as_whole_steps_of_decode(rows):
 
 
 def test_prefill_alone_has_the_whole_device():
-    allowance = gate(0.02).allow(load(lane="P", rows=0, prompts=PROMPTS))
+    allowance = gate(0.02).allow(load(lane="P", rows=0, prompts=[(4000, 0.4)]))
     assert allowance.costs is MACHINE.whole and allowance.seconds == LIMITS.slice_seconds
 
 

@@ -1,7 +1,6 @@
 """From a rule's plan to a batch: who is in it is fixed here, blocks are allocated here, nowhere else."""
 
 from collections.abc import Iterator
-from functools import cached_property
 from typing import NamedTuple
 
 from tidegate.base.batch import Batch, Slice, SlotSetup, TableUpdate
@@ -30,8 +29,11 @@ class LaneView:
         self.lane = lane
         self._queues = queues
         self._residency = residency
-        started = [r for r in queues.prefilling.values() if r.remaining and (not r.in_flight or r.lane is lane)]
-        self.prompts = queues.arranged(started, now, outlook)  # in the order in which they will be served
+        self.prompts: list[Request] = []  # in the order in which the lane will serve them
+        if lane.spec is not None and lane.spec.prefills:
+            started = [r for r in queues.prefilling.values() if r.remaining and (not r.in_flight or r.lane is lane)]
+            self.prompts = queues.arranged(started, now, outlook)
+        self._decodes: list[Request] | None = None  # once somebody has asked
 
     def prefills(self) -> Iterator[Request]:
         blocked = False
@@ -43,16 +45,16 @@ class LaneView:
             if request.remaining:
                 yield request
 
-    @cached_property
     def decoding(self) -> Work:
         """What the next token of everybody who decodes asks of the device."""
-        rows = self._ready
+        rows = self.decodes()
         return Work(rows=len(rows), context=sum([len(r.tokens) + r.in_flight for r in rows]))
 
     def decodes(self) -> list[Request]:
-        return self._ready
+        if self._decodes is None:
+            self._decodes = self._ready()
+        return self._decodes
 
-    @cached_property
     def _ready(self) -> list[Request]:
         """Those whose next input is known, or will be when the lane's own batch in flight has run: a lane may read
         what it wrote from its next launch on, also the first token of a prompt that it has just finished."""
@@ -177,7 +179,7 @@ class Binder:
     def _move(self, request: Request, lane: Lane) -> SlotSetup:
         """From now on ``lane`` computes for this request: tell it how to sample. Its KV stays where it is."""
         request.lane = lane
-        return SlotSetup(request.slot, len(request.spec.prompt), request.spec.sampling)
+        return SlotSetup(request.slot, request.prompt_tokens, request.spec.sampling)
 
 
 def _table_update(request: Request) -> TableUpdate:

@@ -6,6 +6,8 @@ Same events, same times, same configuration: same actions. The node loop carries
 simulator on predicted ones.
 """
 
+from operator import attrgetter
+
 import msgspec
 
 from tidegate.base.events import (
@@ -45,6 +47,8 @@ from tidegate.policy.rule import Budget
 from tidegate.slo.belief import Belief
 from tidegate.slo.gate import Gate, Outlook, TimedRoom
 from tidegate.slo.latency import Work
+
+_plain = attrgetter("plain")
 
 
 class Core:
@@ -183,13 +187,18 @@ class Core:
                 request.prompt_done()
                 self._queues.decoding[request.id] = request
                 self._append(request, token, logprob, now, hold=lane.spec is not None and not lane.spec.decodes)
+        ended, outputs = State.ENDED, self._outputs
         for request, token in zip(flight.decodes, tokens, strict=True):
             logprob = next(logprobs) if logprobs else None
             request.in_flight -= 1
-            if request.state is State.ENDED:
+            if request.state is ended:
                 self._let_go(request)
-                continue
-            self._append(request, token, logprob, now)
+            elif request.plain and request.first_s is not None and len(request.tokens) + 1 < request.limit:  # most
+                request.tokens.append(token)
+                request.losses = 0
+                outputs.append(Output(request.id, [token]))
+            else:
+                self._append(request, token, logprob, now)
 
     def _account(self, lane: Lane, flight: Flight, seconds: float, now: float) -> None:
         """A batch has been run, and took so long."""
@@ -278,15 +287,16 @@ class Core:
         return self.shares[lane.name] if len(self.mode.lanes) > 1 else 1.0
 
     def _others_in_flight(self, lane: Lane) -> bool:
-        return any(other is not lane and other.flights for other in self.lanes.values())
+        lanes = self.lanes.values()
+        return len(lanes) > 1 and any(other is not lane and other.flights for other in lanes)
 
     def _others_have_work(self, lane: Lane) -> bool:
         """Whether another lane of the mode is likely to be given a batch at this event."""
         queues = self._queues
         for spec in self.mode.lanes:
             if spec.name != lane.name and self.lanes[spec.name].alive:
-                prefill = "P" in spec.phases and (queues.waiting or queues.prefilling)
-                decode = "D" in spec.phases and queues.decoding
+                prefill = spec.prefills and (queues.waiting or queues.prefilling)
+                decode = spec.decodes and queues.decoding
                 if prefill or decode:
                     return True
         return False
@@ -301,7 +311,7 @@ class Core:
         flight = lane.flights[0]
         if not self._decodes_alone(lane) or flight.prefills or flight.decodes != list(queues.decoding.values()):
             return None
-        if not all(request.plain for request in flight.decodes):
+        if not all(map(_plain, flight.decodes)):
             return None
         run = SteadyRun(lane, self._binder, self._residency, self._offer, self._steady_landed)
         return run if run.goes_on else None
@@ -380,9 +390,6 @@ class Core:
         when that lane's next step starts, so that the wait for it counts to TTFT and not to the gap that follows."""
         request.tokens.append(token)
         request.losses = 0
-        if request.plain and request.first_s is not None and len(request.tokens) < request.limit:
-            self._outputs.append(Output(request.id, [token]))
-            return
         finish = None
         if token in request.stop_ids:
             finish = "stop"
@@ -467,7 +474,7 @@ class Core:
         return self._forecast.of(newcomer, priority, now, self._prefill_outlook()).ttft_s
 
     def _prefill_outlook(self) -> Outlook:
-        spec = next(spec for spec in self.mode.lanes if "P" in spec.phases)
+        spec = next(spec for spec in self.mode.lanes if spec.prefills)
         alone = not self._queues.decoding or len(self.mode.lanes) == 1
         return self.gate.outlook(spec.name, alone)
 

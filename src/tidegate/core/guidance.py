@@ -4,7 +4,7 @@ Owns the gate in force, the belief that outlives it, and the schedule of those t
 """
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 from tidegate.core.binding import LaneView
 from tidegate.core.config import CoreConfig
@@ -17,7 +17,8 @@ from tidegate.slo.gate import Ended, Gate, Load, Observation, Pressing
 from tidegate.slo.gates import make_gate
 from tidegate.slo.goodput import Metric
 from tidegate.slo.latency import Work
-from tidegate.slo.schedule import Schedule, Standing, WorkedOutLater
+from tidegate.slo.later import WorkedOutLater
+from tidegate.slo.schedule import Schedule, Standing
 
 PRESSING = 16  # prompts that a gate is told of
 SPARES = 4  # decoding requests, those with the least time to spare, that a gate is told of
@@ -45,24 +46,30 @@ class Guidance:
     # ---- asking
 
     def load(self, view: LaneView, now: float, busy: bool, ready: bool) -> Load:
-        pressing = [Pressing(r.launched, r.remaining, r.deadline_s) for r in view.prompts[:PRESSING]]
-        late = sum(request.late for request in self._queues.waiting)
         spec = view.lane.spec
-        decode = view.decoding if spec and spec.decodes else Work()
-        own = sorted(r.tpot_s for r in self._picky.values() if r.tpot_s and r.state is State.DECODING)
+        decode = view.decoding() if spec and spec.decodes else Work()
+        own = self._own_tpots_s() if self._picky else []
+        pressing, late = self._pressing(view), self._queues.late_waiting
         return Load(now, view.lane.name, decode, pressing, self._spares(now), busy, ready, late, own)
+
+    def _own_tpots_s(self) -> list[float]:
+        return sorted(r.tpot_s for r in self._picky.values() if r.tpot_s and r.state is State.DECODING)
+
+    def _pressing(self, view: LaneView) -> Sequence[Pressing]:
+        first = view.prompts[:PRESSING]
+        return WorkedOutLater(lambda: [Pressing(r.launched, r.remaining, r.deadline_s) for r in first])
 
     def _spares(self, now: float) -> Sequence[float]:
         slo = self._config.slo
         if slo is None or slo.metric is Metric.GAP:
             return []
-        default_s = slo.tpot_s
+        return WorkedOutLater(lambda: self._schedule.spares_s(self._standing(now, slo.tpot_s), now, SPARES))
 
-        def standing() -> Iterator[Standing]:
-            for r in self._queues.decoding.values():
-                yield Standing(r.first_s or now, r.num_output + r.in_flight, r.tpot_s or default_s)
-
-        return WorkedOutLater(lambda: self._schedule.spares_s(standing(), now, SPARES))
+    def _standing(self, now: float, tpot_s: float) -> list[Standing]:
+        return [
+            (r.first_s or now, len(r.tokens) - r.prompt_tokens + r.in_flight, r.tpot_s or tpot_s)
+            for r in self._queues.decoding.values()
+        ]
 
     def offer(self, lane: Lane, decode: Work, now: float) -> None:
         """Asks about a batch of these decodes alone: there is no answer to be heeded, but a gate counts and moves."""
@@ -93,4 +100,4 @@ class Guidance:
         if first_s is not None:
             tpot_s = (now - first_s) / max(1, request.num_output - 1)
             self._schedule.ended(request.num_output)
-            self.gate.ended(Ended(len(request.spec.prompt), first_s - request.arrived_s, tpot_s, first_s), now)
+            self.gate.ended(Ended(request.prompt_tokens, first_s - request.arrived_s, tpot_s, first_s), now)

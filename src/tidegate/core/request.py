@@ -55,6 +55,7 @@ class Request:
         "order_key",
         "plain",
         "prefill_lane",
+        "prompt_tokens",
         "reported",
         "seq",
         "skipped",
@@ -73,7 +74,8 @@ class Request:
         self.seq = seq  # order of arrival
         self.arrived_s = arrived_s
         self.tokens = list(spec.prompt)
-        self.limit = len(spec.prompt) + spec.max_tokens  # length at which it ends
+        self.prompt_tokens = len(spec.prompt)
+        self.limit = self.prompt_tokens + spec.max_tokens  # length at which it ends
         self.stop_ids = frozenset(spec.sampling.stop_token_ids)
         # Whether there is nothing about its tokens but how many there are.
         self.plain = not self.stop_ids and spec.sampling.logprobs is None
@@ -116,7 +118,7 @@ class Request:
 
     @property
     def num_output(self) -> int:
-        return len(self.tokens) - len(self.spec.prompt)
+        return len(self.tokens) - self.prompt_tokens
 
     def admit(self) -> None:
         assert self.state is State.WAITING
@@ -138,4 +140,4 @@ class Request:
         self.state = State.ENDED
 
     def __repr__(self) -> str:
-        return f"<Request {self.id} {self.state.value} {len(self.spec.prompt)}+{self.num_output}>"
+        return f"<Request {self.id} {self.state.value} {self.prompt_tokens}+{self.num_output}>"

@@ -57,9 +57,10 @@ class Residency:
 
     def grow(self, request: Request) -> bool:
         """One more block; False if there is none."""
-        if not self.blocks.num_available:
+        block = self.blocks.allocate_one()
+        if block is None:
             return False
-        request.blocks += self.blocks.allocate(1)
+        request.blocks.append(block)
         request.capacity += self.block_size
         return True
 

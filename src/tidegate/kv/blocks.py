@@ -53,6 +53,8 @@ class BlockPool:
         left = max(0, len(self._free) - count)
         blocks = self._free[: left - 1 if left else None : -1]
         del self._free[left:]
+        for block in blocks:
+            self._refs[block] = 1
         first = len(self._refs)
         new = min(count - len(blocks), self.num_blocks - first)
         blocks += range(first, first + new)
@@ -60,10 +62,17 @@ class BlockPool:
         while len(blocks) < count:
             block, _ = self._cached.popitem(last=False)
             self._forget(block)
-            blocks.append(block)
-        for block in blocks:
             self._refs[block] = 1
+            blocks.append(block)
         return blocks
+
+    def allocate_one(self) -> int | None:
+        """As ``allocate`` gives it; None if none is available."""
+        if self._free:
+            block = self._free.pop()
+            self._refs[block] = 1
+            return block
+        return self.allocate(1)[0] if self.num_available else None
 
     def lookup(self, key: bytes) -> int | None:
         """The block published under ``key``."""

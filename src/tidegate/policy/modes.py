@@ -1,6 +1,7 @@
 """The table of modes. A mode is a row; nothing else in Tidegate asks which mode it is."""
 
 from dataclasses import dataclass
+from functools import cached_property
 
 from tidegate.policy.hybrid import hybrid
 from tidegate.policy.one_phase import decode_only, prefill_only
@@ -18,7 +19,11 @@ class LaneSpec:
     rule: BatchRule
     fused: bool = False
 
-    @property
+    @cached_property
+    def prefills(self) -> bool:
+        return "P" in self.phases
+
+    @cached_property
     def decodes(self) -> bool:
         return "D" in self.phases
 

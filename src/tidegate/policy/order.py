@@ -107,7 +107,8 @@ class BySlack:
     """
 
     LATE_SHARE = 1 / 32
-    FAR = 1e12  # later than any deadline: where late prompts wait
+    FAR = 1e12  # later than any time: where late prompts wait
+    NEVER = FAR / 2  # instead of a deadline that is infinite
 
     def __init__(self) -> None:
         self._due: dict[int, float] = {}  # by priority: tokens that late prompts may have before others
@@ -115,7 +116,7 @@ class BySlack:
     def key(self, prompt: Prompt) -> float:
         if prompt.begun:
             return prompt.arrived_s - self.FAR
-        return self.FAR + prompt.arrived_s if prompt.late else prompt.deadline_s
+        return self.FAR + prompt.arrived_s if prompt.late else min(prompt.deadline_s, self.NEVER)
 
     def rank(self, prompts: Sequence[Any], now: float, outlook: Outlook) -> list[Any]:
         begun: list[Any] = []
@@ -123,13 +124,16 @@ class BySlack:
         put_off: list[Any] = []
         late: list[Any] = []
         total_s = 0.0
-        for prompt in prompts:
+        for place, prompt in enumerate(prompts):
+            if prompt.late and not prompt.begun:
+                late += prompts[place:]  # their keys are the last
+                break
             work_s = outlook.work_s(prompt.launched, prompt.remaining)
             if prompt.begun:
                 begun.append(prompt)
                 total_s += work_s
                 continue
-            if prompt.late or now + outlook.after_s(work_s) > prompt.deadline_s:
+            if now + outlook.after_s(work_s) > prompt.deadline_s:
                 prompt.late = True
                 late.append(prompt)
                 continue

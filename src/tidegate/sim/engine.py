@@ -1,6 +1,7 @@
 """One engine on a virtual clock: the core that serves, its rules and its gate, on a device that predicts."""
 
 import math
+from array import array
 from typing import NamedTuple, Protocol
 
 from tidegate.base.events import Arrived, BatchDone, BatchEnding, Emit, Event, LaneReady, Launch
@@ -51,7 +52,7 @@ class _Answer:
     def __init__(self, arrived_s: float, prompt_tokens: int) -> None:
         self.arrived_s = arrived_s
         self.prompt_tokens = prompt_tokens
-        self.times_s: list[float] = []  # of its tokens
+        self.times_s = array("d")  # of its tokens
 
 
 class SimulatedEngine:
@@ -82,7 +83,7 @@ class SimulatedEngine:
         self._submitted = 0
         self._prompt: list[int] = []  # as long as the longest so far
         self._run: SteadyRun | None = None
-        self._run_times: list[float] = []  # of the tokens that everybody got in it
+        self._run_times = array("d")  # of the tokens that everybody got in it
         for lane in self._core.mode.lanes:
             self.tell(LaneReady(lane.name), 0.0)
 
@@ -123,7 +124,7 @@ class SimulatedEngine:
         """Lets everything happen that happens before ``until``."""
         while True:
             end_s, warning_s = self.device.next_end_s(), self._next_warning_s()
-            if min(end_s, warning_s) >= until:
+            if end_s >= until and warning_s >= until:
                 break
             if warning_s <= end_s:
                 self._warned(max(self.now, warning_s))
@@ -174,7 +175,7 @@ class SimulatedEngine:
             for request in self._run.requests:
                 self._answers[request.id].times_s += self._run_times
             self._run = None
-            self._run_times.clear()
+            self._run_times = array("d")
 
     def _happens(self, event: Event, now: float) -> None:
         self.now = now

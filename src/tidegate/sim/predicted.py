@@ -47,6 +47,8 @@ class PredictedDevice:
         self._running: dict[str, Running] = {}
         self._queued: dict[str, deque[tuple[Job, float]]] = {}
         self._now = 0.0
+        self._next: Running | None = None  # the one that ends first; the same of those that are not announced
+        self._next_to_warn: Running | None = None
         self.busy_s: dict[str, float] = {}
         self.spent_s: dict[str, float] = {}  # by what ran, while anything did
 
@@ -61,23 +63,25 @@ class PredictedDevice:
         self._repredict()
 
     def next_end_s(self) -> float:
-        return min([running.end_s for running in self._running.values()], default=math.inf)
+        return self._next.end_s if self._next is not None else math.inf
 
     def next_warning_s(self, lead_s: float) -> float:
         """When the next end should be announced, ``lead_s`` before it."""
-        ends = [max(r.end_s - lead_s, self._now) for r in self._running.values() if not r.warned]
-        return min(ends, default=math.inf)
+        return max(self._next_to_warn.end_s - lead_s, self._now) if self._next_to_warn is not None else math.inf
 
     def warn(self, now: float, lead_s: float) -> tuple[str, int]:
         """The lane and batch whose end is to be announced now."""
-        running = min((r for r in self._running.values() if not r.warned), key=_end_s)
+        running = self._next_to_warn
+        assert running is not None
         running.warned = True
+        self._find_next()
         return running.lane, running.job.id
 
     def end(self, now: float) -> tuple[str, BatchResult]:
         """The batch that ends now, and the next one of its lane starts."""
         self._advance(now)
-        running = min(self._running.values(), key=_end_s)
+        running = self._next
+        assert running is not None
         del self._running[running.lane]
         if self._queued[running.lane]:
             self._start(running.lane, now)
@@ -108,7 +112,13 @@ class PredictedDevice:
         both = len(self._running) > 1
         for running in self._running.values():
             running.end_s = self._now + max(0.0, running.left_s) * (running.slowdown if both else 1.0)
+        self._find_next()
 
-
-def _end_s(running: Running) -> float:
-    return running.end_s
+    def _find_next(self) -> None:
+        first = first_to_warn = None
+        for running in self._running.values():
+            if first is None or running.end_s < first.end_s:
+                first = running
+            if not running.warned and (first_to_warn is None or running.end_s < first_to_warn.end_s):
+                first_to_warn = running
+        self._next, self._next_to_warn = first, first_to_warn

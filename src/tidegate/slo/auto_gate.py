@@ -48,23 +48,25 @@ class Pace(NamedTuple):
         late = max(0.0, work_s - self.credit_s)
         return work_s - late + late / self.speed
 
-    def kept(self, load: Load) -> list[tuple[float, float]]:
+    def asked(self, load: Load) -> list[tuple[float, float]]:
+        """Of each prompt: its work, and the time left. In the order in which they are served."""
+        return [(self.work_s(p.start, p.remaining), p.deadline_s - load.now) for p in load.prompts]
+
+    def kept(self, asked: list[tuple[float, float]]) -> list[tuple[float, float]]:
         """Of each prompt that makes its deadline: the work up to its end, and the time left. In the order in which they
         are served, and without those that do not make it."""
         kept, total = [], 0.0
-        for prompt in load.prompts:
-            work = self.work_s(prompt.start, prompt.remaining)
-            left = prompt.deadline_s - load.now
+        for work, left in asked:
             if self.after_s(total + work) <= left:
                 total += work
                 kept.append((total, left))
         return kept
 
-    def needed_s(self, load: Load) -> float:
+    def needed_s(self, kept: list[tuple[float, float]]) -> float:
         """The part of the credit without which one of these would not."""
         if self.speed >= 1.0:
             return 0.0
-        needs = [(work - left * self.speed) / (1.0 - self.speed) for work, left in self.kept(load)]
+        needs = [(work - left * self.speed) / (1.0 - self.speed) for work, left in kept]
         return max([0.0, *needs])
 
 
@@ -150,15 +152,17 @@ class AutoGate(Gate):
         usual = self._averaging(load, base)
         speed = self._speed(load, base, usual)
         plain = best = Pace(self.model.whole, self.limits.full_speed_tokens, speed, 0.0)
-        most = len(plain.kept(load))
+        asked = plain.asked(load)
+        kept = plain.kept(asked)
+        most = len(kept)
         # Where all prompts make it, there is none to save.
-        for lost, spare in enumerate(load.spares_s if most < len(load.prompts) else ()):
+        for lost, spare in enumerate(load.spares_s if most < len(asked) else ()):
             pace = plain._replace(credit_s=max(0.0, spare * self.MARGIN - base))
-            saved = len(pace.kept(load)) - lost
-            if saved > most:
-                best, most = pace, saved
+            saving = pace.kept(asked)
+            if len(saving) - lost > most:
+                best, kept, most = pace, saving, len(saving) - lost
         self._pace = best
-        needed = best.needed_s(load)
+        needed = best.needed_s(kept)
         return (base + needed, self._fused(load, base + needed)) if needed > 0 else (base, usual)
 
     def _longest_gap(self, load: Load) -> float:
@@ -211,8 +215,9 @@ class AutoGate(Gate):
     def _best_beside(self, load: Load, limit: float, best: Option) -> Option:
         if len(self._rates_beside) > self.KEPT:
             self._rates_beside.clear()
+        slower = self.belief.factor("decode beside")
         for division in self.model.divisions:
-            step = division.decode.seconds(load.decode) * division.decode_slowdown * self.belief.factor("decode beside")
+            step = division.decode.seconds(load.decode) * division.decode_slowdown * slower
             if step <= limit:
                 place = (division.share, load.prompts[0].start)
                 if place not in self._rates_beside:

@@ -36,7 +36,7 @@ class DriftGate(DividedGate):
         if load.lane == "P":
             return self._slice(load, self._ahead_s())
         self._decode = load.decode
-        if load.prompts or load.other_busy:
+        if load.other_busy or load.other_ready:
             self._answer(self._smallest())
         return Allowance(0)
 

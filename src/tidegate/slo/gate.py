@@ -50,7 +50,7 @@ class Load(NamedTuple):
     now: float
     lane: str
     decode: Work  # of everybody's next token
-    prompts: Sequence[Pressing]  # the first few, in the order in which they will be served
+    prompts: Sequence[Pressing]  # the first few, in the order in which this lane will serve them
     spares_s: Sequence[float]  # the shortest times within which requests on schedule must get their next tokens
     other_busy: bool  # the other lane has a batch in flight
     other_ready: bool  # it has none, but work to be given

@@ -14,6 +14,7 @@ slowed down by the other, by a factor of its own in each division.
 """
 
 import bisect
+import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -86,9 +87,10 @@ class Costs(msgspec.Struct, frozen=True):
         return values[i - 1] + (values[i] - values[i - 1]) * (tokens - low) / (high - low)
 
     def seconds(self, work: Work) -> float:
-        attention = self.pair_s * work.pairs + self.reused_s * work.reused + self.context_s * work.context
-        attention += self.row_s * work.rows + (self.hybrid_s if work.new and work.rows else 0.0)
-        return self.dense(work.new + self.padding.padded_rows(work.rows)) + attention
+        new, pairs, reused, rows, context = work
+        attention = self.pair_s * pairs + self.reused_s * reused + self.context_s * context
+        attention += self.row_s * rows + (self.hybrid_s if new and rows else 0.0)
+        return self.dense(new + self.padding.padded_rows(rows)) + attention
 
     def chunks(self, work: Work, start: int, most: int) -> list[tuple[float, int]]:
         """For each size that batches are padded to: the seconds that ``work`` takes with a slice from ``start`` that
@@ -144,7 +146,11 @@ class LatencyModel(msgspec.Struct, frozen=True):
 
     def division(self, share: float) -> Division:
         """The one nearest to prefill having ``share``."""
-        return min(self.divisions, key=lambda division: abs(division.share - share))
+        nearest, distance = self.divisions[0], math.inf
+        for division in self.divisions:
+            if abs(division.share - share) < distance:
+                nearest, distance = division, abs(division.share - share)
+        return nearest
 
     def seconds(self, work: Work, lane: str, share: float, beside: bool) -> float:
         """Of a batch of lane "P" or "D" on ``share`` of the device (1.0: all of it), the other one running or not."""

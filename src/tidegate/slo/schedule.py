@@ -8,44 +8,14 @@ A request that has told k of n tokens, the first at ``first_s``, meets the SLO i
 n is not known: it is taken from lengths of earlier answers, so short that most get longer (``CAUTION``).
 """
 
-import bisect
-import heapq
 import math
+from bisect import bisect_left, bisect_right, insort
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
-from functools import cached_property
-from typing import NamedTuple, overload
+from collections.abc import Iterable
 
-
-class Standing(NamedTuple):
-    """Of a decoding request."""
-
-    first_s: float  # when its first token was told
-    told: int  # tokens, those of batches in flight included
-    tpot_s: float
-
-
-class WorkedOutLater(Sequence[float]):
-    """Values that are worked out when somebody looks at them."""
-
-    def __init__(self, work_out: Callable[[], list[float]]) -> None:
-        self._work_out = work_out
-
-    @cached_property
-    def _values(self) -> list[float]:
-        return self._work_out()
-
-    def __len__(self) -> int:
-        return len(self._values)
-
-    @overload
-    def __getitem__(self, index: int) -> float: ...
-
-    @overload
-    def __getitem__(self, index: slice) -> list[float]: ...
-
-    def __getitem__(self, index: int | slice) -> float | list[float]:
-        return self._values[index]
+# Of a decoding request: when its first token was told; tokens told, those of batches in flight included; its TPOT.
+# Plain tuples, since there is one for each request in each step.
+Standing = tuple[float, int, float]
 
 
 class Schedule:
@@ -65,25 +35,21 @@ class Schedule:
 
     def ended(self, output_tokens: int) -> None:
         self._lengths.append(output_tokens)
-        bisect.insort(self._sorted, output_tokens)
+        insort(self._sorted, output_tokens)
         if len(self._lengths) > self.KEPT:
-            del self._sorted[bisect.bisect_left(self._sorted, self._lengths.popleft())]
+            del self._sorted[bisect_left(self._sorted, self._lengths.popleft())]
 
     def spares_s(self, decoding: Iterable[Standing], now: float, count: int) -> list[float]:
         """The ``count`` shortest times within which requests' next tokens must come, ascending. Requests that can't
         meet their SLO any more are left out: they must not sink the others."""
         lefts = []
         slowest = math.inf if self.pace_s is None else self.pace_s
+        lengths, known, caution = self._sorted, len(self._sorted), self.CAUTION
         for first_s, told, tpot in decoding:
-            after = self._more(told)
+            longer = bisect_right(lengths, told + 1)  # lengths from here on are possible
+            after = lengths[longer + int((known - longer) * caution)] - told - 1 if longer < known else 0
             pace = slowest if slowest < tpot else tpot
             left = first_s + tpot * (told + after) - after * pace - now
             if left >= tpot:
                 lefts.append(left)
-        return heapq.nsmallest(count, lefts)
-
-    def _more(self, told: int) -> int:
-        """Tokens that will follow the next one, cautiously."""
-        longer = bisect.bisect_right(self._sorted, told + 1)
-        running = len(self._sorted) - longer
-        return self._sorted[longer + int(running * self.CAUTION)] - told - 1 if running else 0
+        return sorted(lefts)[:count]
