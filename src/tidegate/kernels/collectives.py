@@ -10,7 +10,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch.distributed import FileStore  # type: ignore[attr-defined]
-from torch.distributed.distributed_c10d import AllgatherOptions, AllreduceOptions, BroadcastOptions
+from torch.distributed.distributed_c10d import AllgatherOptions, AllreduceOptions, BroadcastOptions  # type: ignore[attr-defined]
 from torch.nn.functional import pad
 
 from tidegate.base.errors import TidegateError

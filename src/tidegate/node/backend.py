@@ -66,6 +66,8 @@ class Backend(Protocol):
 def make_backend(config: EngineConfig, source: ModelSource, progress: Progress) -> Backend:
     """The backend of ``--device``; "auto" is a GPU where there is one that torch can use. Says why not, where there is
     one that it can't."""
+    if config.tensor_parallel_size < 1:
+        raise ConfigError("--tensor-parallel-size must be at least 1")
     if config.device not in ("auto", "cpu", "cuda"):
         raise ConfigError(f"unknown device {config.device!r}; choose auto, cpu or cuda")
     reason = "it was not asked for" if config.device == "cpu" else _why_no_gpu()

@@ -138,6 +138,7 @@ class LaneInit(msgspec.Struct, tag="lane_init"):
     regions: list[Region]
     shared_bytes: int
     cores: tuple[int, ...]  # that the lanes divide among themselves
+    meeting_place: str = ""  # a directory where the lane's ranks find each other, where there are several
 
 
 class RunBatch(msgspec.Struct, tag="run"):
