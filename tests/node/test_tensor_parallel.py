@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from engine_driver import EngineDriver
+from engine_driver import SLO, EngineDriver
 
 from tidegate.base.errors import ConfigError, EngineDead
 from tidegate.node.config import EngineConfig
@@ -45,7 +45,7 @@ def test_sampled_tokens_and_their_probabilities_are_those_of_one_rank(tiny_model
 
 def test_steps_are_measured_at_the_start_on_both_ranks(tiny_model, tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    with EngineDriver(config(tiny_model[0], mode="auto", calibration_seconds=1.0)) as engine:
+    with EngineDriver(config(tiny_model[0], mode="auto", slo=SLO, calibration_seconds=1.0)) as engine:
         assert engine.engine.info.predictions.startswith("measured")
         assert "2 ranks" in engine.engine.info.device
         (answer,) = engine.answers([engine.spec([3, 4, 5], 4)])
@@ -54,18 +54,21 @@ def test_steps_are_measured_at_the_start_on_both_ranks(tiny_model, tmp_path, mon
 
 @pytest.mark.parametrize("victim", ["D@1", "D"])
 def test_a_killed_rank_ends_the_engine_with_its_name_and_requests_with_a_reason(tiny_model, victim):
+    lost = f"rank {int(victim.endswith('1'))} of 2 was lost"
     with EngineDriver(config(tiny_model[0])) as engine:
         running = engine.engine
 
         async def work():
-            stream = running.submit(engine.spec([1, 2, 3], 390))
+            stream = running.submit(engine.spec([1, 2, 3], 390, min_tokens=390))
             await anext(stream)
             os.kill(running.info.lane_pids[victim], signal.SIGKILL)
-            with pytest.raises(EngineDead, match=f"rank {int(victim.endswith('1'))} of 2 was lost"):
-                async for _ in stream:
-                    pass
-            assert not running.alive
+            outputs = [output async for output in stream]
+            assert outputs[-1].finish == "error" and lost in outputs[-1].reason
             await asyncio.to_thread(running.process.wait)
+            with pytest.raises(EngineDead, match=lost):
+                while True:  # until what the process said last has been read
+                    await asyncio.sleep(0.01)
+                    await running.stats()
 
         engine.run(asyncio.wait_for(work(), 60))
 

@@ -42,6 +42,7 @@ class Place:
     capture does not wait for a step. One place is one object. Without streams: the CPU."""
 
     sms: int = 0
+    part: Part | None = None  # None: all SMs
     stream: torch.cuda.Stream | None = None
     capture_stream: torch.cuda.Stream | None = None
 
@@ -77,7 +78,10 @@ class Places:
 
     def of(self, lane: str, share: float) -> Place:
         """Where a batch of lane "P" or "D" runs that has ``share`` of the device."""
-        part = self._part(lane, share)
+        return self.at(lane, self._part(lane, share))
+
+    def at(self, lane: str, part: Part | None) -> Place:
+        """The same by the part itself; None for the whole device."""
         with self._lock:
             place = self._places.get((lane, part))
             if place is None:
@@ -93,4 +97,4 @@ class Places:
     def _make(self, lane: str, part: Part | None) -> Place:
         priority = HIGH_PRIORITY if lane in self.form.first else 0
         stream, capture_stream = (self._device.new_stream(part, priority) for _ in range(2))
-        return Place(part.sms if part else self._device.total, stream, capture_stream)
+        return Place(part.sms if part else self._device.total, part, stream, capture_stream)

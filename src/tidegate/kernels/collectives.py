@@ -65,7 +65,7 @@ class Collectives:
         own = pad(x, (0, each - x.shape[1])) if x.shape[1] < each else x.contiguous()
         gathered = x.new_empty(self.shard.ranks * len(x), each)
         _wait(self._group._allgather_base(gathered, own, self._gather))
-        return gathered.view(self.shard.ranks, len(x), each).transpose(0, 1).reshape(len(x), -1)[:, :count]
+        return gathered.view(self.shard.ranks, len(x), each).transpose(0, 1).reshape(len(x), -1)[:, :count].contiguous()
 
     def first(self, x: torch.Tensor) -> torch.Tensor:
         """Rank 0's ``x``, in place; returns it."""

@@ -1,29 +1,35 @@
-"""One GPU: weights and KV in one allocation, lanes as threads, compute divided as ``device.places`` says."""
+"""GPUs: weights and KV in one allocation, lanes as threads, compute divided as ``device.places`` says; a process for
+each further GPU where several compute a model together."""
 
+import os
+import shutil
 import sys
+import tempfile
 from collections.abc import Callable, Sequence
 from math import prod
 
 import torch
 
 from tidegate.base.errors import ConfigError
-from tidegate.base.specs import PoolSpec
-from tidegate.device.gpu_memory import GpuMemory
+from tidegate.base.specs import PoolSpec, Shard
 from tidegate.device.green_contexts import SmParts
-from tidegate.device.memory import lay_out, region_bytes
 from tidegate.device.places import FORMS, Form, Place, Places
-from tidegate.device.pool import Pool
 from tidegate.kernels.gpu_support import why_no_graphs
+from tidegate.models.shards import divide
 from tidegate.models.sources import ModelSource
 from tidegate.models.weights import layout
+from tidegate.node import wire
 from tidegate.node.backend import Progress, Traits
 from tidegate.node.config import EngineConfig
 from tidegate.node.gpu_lanes import CountSms, GpuLanes, LanePlan
+from tidegate.node.gpu_rank import GpuRank
 from tidegate.node.lane_host import LaneHost
+from tidegate.node.lead import Lead, LeadingRunner
+from tidegate.node.rank_processes import RankProcesses
 from tidegate.node.sizing import DeviceMemory, gpu_pool
 from tidegate.policy.modes import LaneSpec
 from tidegate.runner.lane_runner import LaneRunner
-from tidegate.runner.shapes import DECODE_STEPS, MAX_SLICES, PADDING, PREFILL_STEPS, Scratch, StepShape, ladder
+from tidegate.runner.shapes import DECODE_STEPS, MAX_SLICES, PADDING, PREFILL_STEPS, StepShape, ladder
 
 DTYPES = ("bfloat16", "float32")
 SWITCH_SECONDS = 2e-4  # a lane that prepares a step must not wait long for the interpreter
@@ -41,12 +47,18 @@ class GpuBackend:
         if self._dtype not in DTYPES:
             raise ConfigError(f"--dtype {config.dtype} is not to be had on a GPU; choose auto, {', '.join(DTYPES)}")
         self._config, self._source = config, source
-        self._shapes = layout(source.spec)
-        elements = sum(prod(shape) for shape in self._shapes.values())
-        self.weight_bytes = getattr(torch, self._dtype).itemsize * elements
+        ranks = config.tensor_parallel_size
+        if ranks > 1 and ranks > (there := torch.cuda.device_count()):
+            raise ConfigError(f"--tensor-parallel-size {ranks} needs as many GPUs, and there are {there}")
+        self._models = [divide(source.spec, Shard(rank, ranks)) for rank in range(ranks)]
+        elements = [sum(prod(shape) for shape in layout(model).values()) for model in self._models]
+        self._element_bytes = getattr(torch, self._dtype).itemsize
+        self.weight_bytes = self._element_bytes * sum(elements)
         self.kv_bytes = 0
         self._device = torch.device("cuda", 0)
         self._arrays: PoolSpec | None = None
+        self._meeting_place: str | None = None
+        self._others: RankProcesses | None = None
         self._form = FORMS["disjoint"]
         self._why_eager: str | None = None
         self._lanes: GpuLanes | None = None
@@ -57,7 +69,7 @@ class GpuBackend:
             max_slices=MAX_SLICES,
             max_prefill_tokens=PREFILL_STEPS[-1],
             padding=PADDING,
-            prefill_tokens_per_s=USEFUL_FLOPS[self._dtype] / (2 * elements),
+            prefill_tokens_per_s=USEFUL_FLOPS[self._dtype] / (2 * max(elements)),
             max_num_seqs=DECODE_STEPS[-1],
             max_num_batched_tokens=8192,
             shares=SHARES,
@@ -65,7 +77,8 @@ class GpuBackend:
 
     @property
     def description(self) -> str:
-        name = f"{torch.cuda.get_device_name(self._device)} in {self._dtype}"
+        count = f"{len(self._models)} × " if len(self._models) > 1 else ""
+        name = f"{count}{torch.cuda.get_device_name(self._device)} in {self._dtype}"
         return f"{name}, without graphs and much slower, since {self._why_eager}" if self._why_eager else name
 
     @property
@@ -73,8 +86,10 @@ class GpuBackend:
         return self._form.description
 
     def size_pool(self, config: EngineConfig) -> PoolSpec:
-        memory = DeviceMemory(*torch.cuda.mem_get_info(self._device))
-        spec = gpu_pool(self._source.spec, config, memory, self.weight_bytes, self._dtype, DECODE_STEPS[-1])
+        memory = DeviceMemory(*torch.cuda.mem_get_info(self._device))  # of the others too: they are taken to be alike
+        largest = max(self._models, key=lambda model: model.kv_elements_per_token)
+        weight_bytes = self._element_bytes * sum(prod(shape) for shape in layout(largest).values())
+        spec = gpu_pool(largest, config, memory, weight_bytes, self._dtype, DECODE_STEPS[-1])
         # One block and one slot more than the core knows of, for padding.
         self._arrays = PoolSpec(
             spec.num_blocks + 1, spec.block_size, spec.max_num_seqs + 1, spec.max_model_len, spec.kv_dtype
@@ -82,21 +97,26 @@ class GpuBackend:
         return spec
 
     def open(self, lanes: Sequence[LaneSpec], progress: Progress) -> LaneHost:
+        assert self._arrays is not None
         sys.setswitchinterval(SWITCH_SECONDS)
         torch.set_float32_matmul_precision("highest")  # float32 means float32
+        if len(self._models) > 1:
+            # Ranks would meet while they capture, to register buffers; but lanes capture in no order among themselves.
+            os.environ.setdefault("NCCL_GRAPH_REGISTER", "0")
+            self._meeting_place = tempfile.mkdtemp(prefix="tidegate-")
+            self._others = RankProcesses(len(self._models))
+        own = self._models[0]
         parts = SmParts()
         self._form = _form(self._config.sharing, parts, divide=len(lanes) > 1)
         places = Places(parts, self._form)
         progress("preparing attention kernels", 0.0)
-        self._why_eager = why_no_graphs(self._source.spec, getattr(torch, self._dtype), self._device)
-        try:
-            weights, pool = self._load(progress)
-        except torch.OutOfMemoryError as error:
-            raise ConfigError(
-                "the GPU's memory did not suffice to read the weights: lower --gpu-memory-utilization, or end what "
-                "else uses the GPU"
-            ) from error
-        make = self._runners(weights, pool)
+        self._why_eager = why_no_graphs(own, getattr(torch, self._dtype), self._device)
+        if self._others is not None:
+            self._others.begin(self._init)
+        rank = GpuRank(self._source, own, self._dtype, self._meeting_place)
+        weights, pool = rank.load(self._arrays, lambda fraction: progress("loading weights", fraction))
+        self.kv_bytes = self._kv_bytes_of_all(rank.kv_bytes)
+        make = self._followed(rank.runners(weights, pool, self._why_eager is None))
         alone, phases = len(lanes) == 1, {spec.name: spec.phases for spec in lanes}
 
         def plan(lane: str) -> LanePlan:
@@ -109,7 +129,7 @@ class GpuBackend:
                     progress(stage, fraction)
 
             return LanePlan(
-                make=make,
+                make=lambda: make(lane),
                 place=lambda share: places.of(lane, share),
                 share=1.0 if alone and lane in phases else share,
                 ladder=shapes,
@@ -122,34 +142,36 @@ class GpuBackend:
         self._lanes = host = GpuLanes(pool, plan)
         for spec in lanes:
             host.start(spec.name)
+        if self._others is not None:
+            self._others.watch(host.fail)
         return host
 
     def close(self) -> None:
-        if self._lanes is not None:
+        """Where a rank has been lost, lanes may wait for it forever: they are left to the end of the process."""
+        if self._lanes is not None and not (self._others and self._others.lost):
             self._lanes.close()
+        if self._others is not None:
+            self._others.close()
+        if self._meeting_place is not None:
+            shutil.rmtree(self._meeting_place, ignore_errors=True)
 
-    def _load(self, progress: Progress) -> tuple[dict[str, torch.Tensor], Pool]:
-        assert self._arrays is not None
-        stored = {name: (self._dtype, shape) for name, shape in self._shapes.items()}
-        regions, num_bytes = lay_out(self._source.spec, self._arrays, stored)
-        self.kv_bytes = next(region_bytes(region) for region in regions if region.name == "kv")
-        weights, pool = GpuMemory(num_bytes).open_pool(self._arrays, regions)
-        self._source.load(weights, lambda fraction: progress("loading weights", fraction))
-        torch.cuda.synchronize(self._device)
-        return weights, pool
+    def _init(self, rank: int) -> wire.RankInit:
+        """What another rank is told first."""
+        assert self._arrays is not None and self._meeting_place is not None
+        return wire.RankInit(
+            self._config, rank, self._arrays, self._form.name, self._why_eager is None, self._meeting_place
+        )
 
-    def _runners(self, weights: dict[str, torch.Tensor], pool: Pool) -> Callable[[], LaneRunner]:
-        """Makes a lane's runner. What only one kind needs is imported when that kind is chosen."""
-        spec = self._source.spec
-        if self._why_eager is None:
-            from tidegate.runner.gpu_runner import GpuRunner
+    def _followed(self, make: Callable[[str], LaneRunner]) -> Callable[[str], LaneRunner]:
+        """The same runners, with what they do told to the other ranks."""
+        if self._others is None:
+            return make
+        lead = Lead(self._others.tell)
+        return lambda lane: LeadingRunner(lane, make, lead)
 
-            scratch = Scratch(pool.spec.num_blocks - 1, pool.spec.max_num_seqs - 1)
-            return lambda: GpuRunner(spec, weights, pool, scratch)
-        from tidegate.runner.eager_runner import EagerRunner, plain_attention
-
-        plain_attention()
-        return lambda: EagerRunner.over(spec, weights, pool)
+    def _kv_bytes_of_all(self, own_bytes: int) -> int:
+        elements = [model.kv_elements_per_token for model in self._models]
+        return own_bytes * sum(elements) // elements[0]
 
     def _ladder(self, phases: str) -> list[StepShape]:
         assert self._arrays is not None

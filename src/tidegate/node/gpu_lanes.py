@@ -24,7 +24,7 @@ from tidegate.node.foresight import Foresight
 from tidegate.node.lane_host import LaneReading
 from tidegate.node.moves import Moves
 from tidegate.runner.inputs import apply_tables
-from tidegate.runner.lane_runner import Enqueued, LaneRunner
+from tidegate.runner.lane_runner import LaneRunner, Pending
 from tidegate.runner.shapes import StepShape, shape_for
 
 PAUSE_SECONDS = 0.02  # without a batch, after which a lane takes the time to capture a graph
@@ -53,7 +53,7 @@ class LaneThreads:
     def __init__(self, name: str, plan: LanePlan, starting: threading.Lock, post: Post) -> None:
         self._name, self._plan, self._starting, self._post = name, plan, starting, post
         self._inbox: queue.SimpleQueue[Batch | float | None] = queue.SimpleQueue()  # a float is a share to prepare
-        self._enqueued: queue.SimpleQueue[tuple[Enqueued, tuple[StepShape, Place], float] | None] = queue.SimpleQueue()
+        self._enqueued: queue.SimpleQueue[tuple[Pending, tuple[StepShape, Place], float] | None] = queue.SimpleQueue()
         self._foresight = Foresight()
         self._moves: Moves | None = None
         self._sms: dict[Place, CountSms] = {}
@@ -210,6 +210,10 @@ class GpuLanes:
         for lane in self._lanes.values():
             lane.close()
         self._lanes.clear()
+
+    def fail(self, reason: str, config: bool) -> None:
+        """The lanes can't go on, for a reason outside of them. Any thread may call it."""
+        self._post(LaneGone(next(iter(self._lanes)), reason, config))
 
     def _post(self, event: Event) -> None:
         self._events.put(event)
