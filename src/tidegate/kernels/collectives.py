@@ -5,6 +5,7 @@ can hold them once they have run outside of one with tensors of the same sizes.
 """
 
 import datetime
+import os
 from typing import Any
 
 import torch
@@ -48,6 +49,8 @@ class Collectives:
     def over_nccl(cls, shard: Shard, meeting_place: str) -> "Collectives":
         """Among processes of this machine, each with its own GPU, for tensors on that. The ranks meet at the first
         use."""
+        # Ranks would meet while they capture, to register buffers; but lanes capture in no order among themselves.
+        os.environ.setdefault("NCCL_GRAPH_REGISTER", "0")
         nccl: Any = dist.ProcessGroupNCCL
         options = nccl.Options()
         options._timeout = PEER_TIMEOUT

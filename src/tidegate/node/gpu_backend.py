@@ -1,7 +1,6 @@
 """GPUs: weights and KV in one allocation, lanes as threads, compute divided as ``device.places`` says; a process for
 each further GPU where several compute a model together."""
 
-import os
 import shutil
 import sys
 import tempfile
@@ -101,8 +100,6 @@ class GpuBackend:
         sys.setswitchinterval(SWITCH_SECONDS)
         torch.set_float32_matmul_precision("highest")  # float32 means float32
         if len(self._models) > 1:
-            # Ranks would meet while they capture, to register buffers; but lanes capture in no order among themselves.
-            os.environ.setdefault("NCCL_GRAPH_REGISTER", "0")
             self._meeting_place = tempfile.mkdtemp(prefix="tidegate-")
             self._others = RankProcesses(len(self._models))
         own = self._models[0]
