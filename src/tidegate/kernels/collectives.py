@@ -47,14 +47,16 @@ class Collectives:
 
     @classmethod
     def over_nccl(cls, shard: Shard, meeting_place: str) -> "Collectives":
-        """Among processes of this machine, each with its own GPU, for tensors on that. The ranks meet at the first
-        use."""
+        """The same for tensors on GPUs, rank r's on device r."""
         # Ranks would meet while they capture, to register buffers; but lanes capture in no order among themselves.
         os.environ.setdefault("NCCL_GRAPH_REGISTER", "0")
         nccl: Any = dist.ProcessGroupNCCL
         options = nccl.Options()
         options._timeout = PEER_TIMEOUT
-        return cls(shard, nccl(FileStore(meeting_place, shard.ranks), shard.rank, shard.ranks, options))
+        made = cls(shard, nccl(FileStore(meeting_place, shard.ranks), shard.rank, shard.ranks, options))
+        made.first(torch.zeros(1, device=torch.device("cuda", shard.rank)))  # the communicator is made at its first use
+        torch.cuda.synchronize(shard.rank)
+        return made
 
     def add(self, x: torch.Tensor) -> torch.Tensor:
         """The sum of all ranks' ``x``, in place; returns it. The same to the last bit on every rank."""

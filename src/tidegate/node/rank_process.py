@@ -4,6 +4,7 @@ Started by ``node.rank_processes`` as ``python -m tidegate.node.rank_process SOC
 is. It ends when told to, when it fails, and when rank 0 has gone, whatever the device is waiting for then.
 """
 
+import gc
 import os
 import select
 import signal
@@ -48,6 +49,8 @@ def follow(init: wire.RankInit, orders: Iterator[wire.ToRank], end: "End") -> No
         return make(lane)
 
     follower = Follower(pool, runner, places.at, end.failed)
+    gc.collect()
+    gc.freeze()  # a collection over all of it would delay a step
     for order in orders:
         match order:
             case wire.StartLane() | wire.PrepareStep() | wire.RunStep() | wire.StepDone():
