@@ -10,11 +10,17 @@ import pytest
 from engine_driver import SLO, EngineDriver
 
 from tidegate.base.errors import ConfigError, EngineDead
+from tidegate.base.specs import ModelSpec, Shard
+from tidegate.models.dummy_source import DummySource
+from tidegate.models.shards import divide
 from tidegate.node.config import EngineConfig
+from tidegate.node.cpu_backend import CpuBackend
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "models"))
 from every_mode import check_tokens_in_every_mode
 from tiny_models import FAMILIES
+
+MEMORY_BYTES = 64 << 20
 
 
 def config(model, **more):
@@ -78,3 +84,16 @@ def test_what_can_not_be_divided_is_refused_before_anything_is_loaded(tiny_model
     asked = config(tiny_model[0]).__replace__(tensor_parallel_size=ranks)
     with pytest.raises(ConfigError, match=words):
         EngineDriver(asked)
+
+
+@pytest.mark.parametrize("kv_heads", [4, 3], ids=["as many heads on each rank", "more heads on one rank"])
+def test_ranks_together_keep_to_the_memory_for_kv_and_have_as_many_tokens_as_one(kv_heads):
+    spec = ModelSpec("LlamaForCausalLM", 2, 64, 4 * kv_heads, kv_heads, 16, 128, 500, max_len=4096)
+    source = DummySource(spec, 0, None)
+    blocks = []
+    for ranks in (1, 2):
+        asked = EngineConfig(model="", tensor_parallel_size=ranks, kv_cache_memory_bytes=MEMORY_BYTES)
+        blocks.append(CpuBackend(asked, source).size_pool(asked).num_blocks)
+    assert blocks[0] == MEMORY_BYTES // (spec.kv_elements_per_token * 4 * 16)
+    assert blocks[1] == pytest.approx(blocks[0], abs=1)
+    assert sum(divide(spec, Shard(rank, 2)).kv_elements_per_token for rank in range(2)) == spec.kv_elements_per_token
