@@ -27,18 +27,19 @@ WAIT_S = 30.0
 class Host:
     """GpuLanes, its plans' places by share, and its events in order."""
 
-    def __init__(self, make, ladder=()):
+    def __init__(self, make, ladder=(), moving=()):
         self.places = {}
         self.pool = new_pool()
-        self.lanes = GpuLanes(self.pool, lambda lane: self._plan(make, list(ladder)))
+        self.lanes = GpuLanes(self.pool, lambda lane: self._plan(make, list(ladder), moving))
         self.lanes.watch(lambda fd, receive: setattr(self, "bell", (fd, receive)), lambda fd: None)
         self._events = []
 
-    def _plan(self, make, ladder):
+    def _plan(self, make, ladder, moving):
         return LanePlan(
             make=lambda: make(self.pool), place=self.place, share=0.5, ladder=ladder, beside=ladder,
             progress=lambda fraction: None,
             count_sms=lambda place: lambda: place.sms, reserved_bytes=iter(range(0, 1000, 7)).__next__,
+            moving=moving,
         )  # fmt: skip
 
     def place(self, share):
@@ -65,8 +66,8 @@ class Host:
 def host(request):
     hosts = []
 
-    def start(make, ladder=()):
-        hosts.append(Host(make, ladder))
+    def start(make, ladder=(), moving=()):
+        hosts.append(Host(make, ladder, moving))
         return hosts[-1]
 
     yield start
@@ -134,6 +135,20 @@ def test_a_share_that_moves_is_prepared_between_steps_and_no_step_prepares_anyth
     assert graphs.ran[-1] is lanes.place(0.8), "the lane has moved"
     assert lanes.lanes.reading("D", alone=False).sms == 80
     assert graphs.graphs[2:] == [(DECODE, lanes.place(0.8))], "captured once"
+
+
+def test_shares_that_a_gate_may_choose_at_any_step_are_prepared_before_the_lane_serves(host):
+    made = []
+    lanes = host(lambda pool: made.append(Graphs(pool)) or made[0], ladder=[DECODE], moving=[0.8, 0.5, 0.3])
+    lanes.lanes.start("D")
+    lanes.event(LaneReady)
+    places = [lanes.place(share) for share in (1.0, 0.5, 0.8, 0.3)]
+    assert made[0].graphs == [(DECODE, place) for place in places], "each once"
+    for share in (0.3, 0.8):
+        step = batch(decodes={0: 1})
+        step.share = share
+        lanes.run("D", step)
+        assert made[0].ran[-1] is lanes.place(share), "the first step that asks for it runs there"
 
 
 @pytest.mark.parametrize(

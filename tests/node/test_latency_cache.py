@@ -105,6 +105,6 @@ def test_a_file_that_was_written_for_somebody_is_read_whatever_it_is_of(tmp_path
     assert latency_cache.read(tmp_path / "model.json").measured == MEASURED
     # It is a latency model, also for who knows nothing of measurements.
     assert msgspec.json.decode((tmp_path / "model.json").read_bytes(), type=LatencyModel) == MEASURED.model
-    (tmp_path / "other.json").write_text('{"format": 1}')
+    (tmp_path / "other.json").write_text(f'{{"format": {latency_cache.FORMAT}}}')
     with pytest.raises(ConfigError, match=r"other\.json is not a latency model"):
         latency_cache.read(tmp_path / "other.json")

@@ -7,7 +7,7 @@ from simulated import LIMITS, Run, config, request
 
 from tidegate.base.events import Arrived
 from tidegate.core.core import Core
-from tidegate.policy.order import ORDERS
+from tidegate.policy.order import ORDERS, BySlack
 from tidegate.slo.admission import UNREACHABLE, expect
 from tidegate.slo.goodput import Slo
 
@@ -170,7 +170,7 @@ def test_a_late_request_is_served_within_a_bounded_amount_of_other_work():
         run.arrive(run.now + 0.01, request(count, 600))
     done_s = run.arrived_s["late"] + run.latencies["late"].ttft_s
     others = sum(a.batch.num_prefill_tokens for at, a in run.launches if at <= done_s) - tokens
-    assert others <= 16 * tokens + 4 * 512
+    assert others <= tokens / BySlack.LATE_SHARE + 4 * 512
 
 
 def test_late_requests_yield_to_those_that_can_be_in_time():

@@ -11,7 +11,7 @@ from tidegate.slo.auto_gate import AutoGate
 from tidegate.slo.belief import Belief
 from tidegate.slo.gate import Observation, TimedRoom
 from tidegate.slo.goodput import Metric, Slo, attainment
-from tidegate.slo.latency import LatencyModel, Work
+from tidegate.slo.latency import Costs, LatencyModel, Padding, Work
 
 MEAN, GAP = Slo(0.5, 0.025), Slo(0.5, 0.025, Metric.GAP)
 LONG = [(8000, 0.4)]
@@ -57,7 +57,7 @@ def test_where_lanes_slow_each_other_down_much_the_step_is_hybrid():
 def test_where_lanes_hardly_disturb_each_other_and_steps_are_short_they_run_beside_each_other():
     """In 12 ms a hybrid step has room for little besides its decodes; three quarters of the device do for these, and
     the rest prefills faster."""
-    gate = AutoGate(LIMITS, replace(MEAN, tpot_s=0.0125), Belief(slowed(1.0)))
+    gate = AutoGate(LIMITS, replace(MEAN, tpot_s=0.0119), Belief(slowed(1.0)))
     loaded = load(rows=240, context=500, prompts=LONG)
     assert chunk(gate, loaded) == 0
     assert gate.choices == {"decode beside prefill": 1}
@@ -111,6 +111,22 @@ def test_near_equal_options_do_not_make_it_flap():
         for step in range(200):
             gate.allow(load(rows=100 + step % 3, context=1000 + 10 * (step % 7), prompts=LONG))
         assert gate.moves <= 2, slowdown
+
+
+def test_steps_of_padded_sizes_keep_the_mean_by_turns():
+    """512 and 1,024 tokens fill this device better than what lies between them."""
+    padding = Padding((256, 512, 640, 768, 1024), rows=16)
+    whole = Costs(padding.tokens, (0.008, 0.0115, 0.0149, 0.0173, 0.0212), 0.0, 0.0, 0.0, padding)
+    gate = AutoGate(LIMITS, replace(MEAN, tpot_s=0.0165), Belief(LatencyModel(whole)))
+    taken, seconds = [], []
+    for _ in range(200):
+        loaded = load(rows=96, context=1000, prompts=LONG)
+        taken.append(chunk(gate, loaded))
+        step = loaded.decode.and_slice(0, taken[-1])
+        seconds.append(whole.seconds(step))
+        gate.observe(Observation("D", 1.0, False, step, seconds[-1]))
+    assert set(taken) == {512 - 96, 1024 - 96}
+    assert sum(seconds) / 200 == pytest.approx(0.0165 * AutoGate.MARGIN, rel=0.02)
 
 
 # ---- spare time

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from tidegate.slo.latency import Costs, Division, LatencyModel, Padding, Sample, Work, fit, relative_errors
 
-COSTS = Costs((64, 256, 1024, 4096), (0.005, 0.006, 0.02, 0.08), 2e-10, 1e-8, 3e-8)
+COSTS = Costs((64, 256, 1024, 4096), (0.005, 0.006, 0.02, 0.08), 2e-10, 1e-8, 3e-8, row_s=1e-5, hybrid_s=5e-4)
 works = st.builds(
     Work, st.just(0), st.just(0.0), st.just(0), st.integers(0, 256), st.integers(0, 200_000)
 )  # of decode rows
@@ -21,13 +21,17 @@ def times(costs, factor):
         costs.pair_s * factor,
         costs.reused_s * factor,
         costs.context_s * factor,
+        row_s=costs.row_s * factor,
+        hybrid_s=costs.hybrid_s * factor,
     )
 
 
 def test_a_batch_takes_its_dense_work_and_its_attention():
     work = Work(rows=56, context=100_000).and_slice(1000, 200)
     assert work.pairs == 200 * 1100 and work.reused == 1000
-    assert COSTS.seconds(work) == pytest.approx(0.006 + 2e-10 * 220_000 + 1e-8 * 1000 + 3e-8 * 100_000)
+    attention = 2e-10 * 220_000 + 1e-8 * 1000 + 3e-8 * 100_000 + 56 * 1e-5
+    assert COSTS.seconds(work) == pytest.approx(0.006 + attention + 5e-4)
+    assert COSTS.seconds(Work(rows=56, context=100_000)) == pytest.approx(0.005 + 3e-3 + 56e-5), "nothing hybrid in it"
 
 
 def test_dense_work_is_linear_between_known_points_constant_below_and_goes_on_above():
@@ -87,9 +91,9 @@ def measured(noise, seed=3):
                 work = Work()
                 if lane == "P" or (share == 1.0 and rng.random() < 0.5):
                     work = work.and_slice(rng.choice([0, 0, 1000, 4000]), rng.choice([64, 256, 640, 1024, 2048, 4096]))
-                else:
-                    rows = rng.choice([64, 128, 256])
-                    work = Work(rows=rows, context=rows * rng.randint(100, 4000))
+                if lane == "D" and (not work.new or rng.random() < 0.3):
+                    rows = rng.choice([1, 16, 64, 128, 256])
+                    work = work._replace(rows=rows, context=rows * rng.randint(100, 4000))
                 seconds = TRUTH.seconds(work, lane, share, beside) * rng.lognormvariate(0.0, noise)
                 samples.append(Sample(lane, share, beside, work, seconds))
     return samples
@@ -101,6 +105,8 @@ def test_a_fit_finds_the_costs_again_in_noisy_measurements():
     exact = measured(noise=0.0, seed=4)
     assert max(relative_errors(model, exact)) < 0.05
     assert model.whole.context_s == pytest.approx(COSTS.context_s, rel=0.1)
+    assert model.whole.row_s == pytest.approx(COSTS.row_s, rel=0.5)
+    assert model.whole.hybrid_s == pytest.approx(COSTS.hybrid_s, rel=0.5)
     assert model.divisions[0].decode_slowdown == pytest.approx(1.3, rel=0.03)
     assert model.divisions[1].prefill_slowdown == pytest.approx(1.25, rel=0.03)
 
@@ -109,7 +115,8 @@ def test_no_cost_is_ever_fitted_below_zero():
     for seed in range(5):
         model = fit(measured(noise=0.5, seed=seed))
         for costs in [model.whole, *(c for d in model.divisions for c in (d.prefill, d.decode))]:
-            assert min(*costs.dense_s, costs.pair_s, costs.reused_s, costs.context_s) >= 0.0
+            of_attention = (costs.pair_s, costs.reused_s, costs.context_s, costs.row_s, costs.hybrid_s)
+            assert min(*costs.dense_s, *of_attention) >= 0.0
             assert list(costs.dense_s) == sorted(costs.dense_s), "more tokens never take less time"
 
 
@@ -118,3 +125,13 @@ def test_a_share_at_which_one_lane_was_not_measured_alone_is_no_division():
     assert [d.share for d in fit(samples).divisions] == [0.25]
     with pytest.raises(ValueError, match="nothing was measured"):
         fit([s for s in samples if s.share < 1.0])
+
+
+def test_chunks_are_the_padded_sizes_that_a_batch_may_be_filled_up_to():
+    padded = Costs((64, 256, 1024), (0.005, 0.006, 0.02), 2e-10, 1e-8, 3e-8, Padding((64, 256, 1024), 16), 1e-5, 5e-4)
+    decode = Work(rows=49, context=10_000)
+    chunks = padded.chunks(decode, start=1000, most=500)
+    assert [tokens for _, tokens in chunks] == [256 - 64, 500], "64 tokens are the rows alone"
+    for seconds, tokens in chunks:
+        assert seconds == pytest.approx(padded.seconds(decode.and_slice(1000, tokens)))
+    assert COSTS.chunks(decode, 0, 500) == [], "where nothing is padded, any size will do"

@@ -26,7 +26,7 @@ from tidegate.node.lane_host import LaneHost
 from tidegate.node.lead import Lead, LeadingRunner
 from tidegate.node.rank_processes import RankProcesses
 from tidegate.node.sizing import DeviceMemory, gpu_pool
-from tidegate.policy.modes import LaneSpec
+from tidegate.policy.modes import MODES, LaneSpec
 from tidegate.runner.lane_runner import LaneRunner
 from tidegate.runner.shapes import DECODE_STEPS, MAX_SLICES, PADDING, PREFILL_STEPS, StepShape, ladder
 
@@ -115,6 +115,9 @@ class GpuBackend:
         self.kv_bytes = self._kv_bytes_of_all(rank.kv_bytes)
         make = self._followed(rank.runners(weights, pool, self._why_eager is None))
         alone, phases = len(lanes) == 1, {spec.name: spec.phases for spec in lanes}
+        # Gates other than "static" choose among the shares that are measured.
+        gate = self._config.gate or MODES[self._config.mode].gates[0]
+        moving = () if alone or gate == "static" else self.traits.shares
 
         def plan(lane: str) -> LanePlan:
             shapes = [] if self._why_eager else self._ladder(phases.get(lane, lane))
@@ -134,6 +137,7 @@ class GpuBackend:
                 progress=told,
                 count_sms=_count_sms,
                 reserved_bytes=lambda: torch.cuda.memory_reserved(self._device),
+                moving=[share if lane == "P" else 1.0 - share for share in moving],
             )
 
         self._lanes = host = GpuLanes(pool, plan)

@@ -45,6 +45,7 @@ class LanePlan:
     progress: Callable[[float], None]
     count_sms: Callable[[Place], CountSms]
     reserved_bytes: Callable[[], int]  # of the device's memory, by all lanes
+    moving: Sequence[float] = ()  # other shares that a gate may give it at any step: prepared before it serves, too
 
 
 class LaneThreads:
@@ -116,8 +117,9 @@ class LaneThreads:
         runner = plan.make()
         whole, beside = self._place(1.0), self._place(plan.share)
         wanted = [(shape, whole) for shape in plan.ladder]
-        if beside is not whole:
-            wanted += [(shape, beside) for shape in plan.beside]
+        for place in dict.fromkeys((beside, *map(self._place, plan.moving))):
+            if place is not whole:
+                wanted += [(shape, place) for shape in plan.beside]
         for i, (shape, place) in enumerate(wanted):
             runner.prepare(shape, place)
             plan.progress((i + 1) / len(wanted))

@@ -18,7 +18,7 @@ from tidegate.base.stats import PredictionError
 from tidegate.node.calibrate import Measured
 from tidegate.slo.latency import Costs, Division, LatencyModel
 
-FORMAT = 1  # changes with what a file, or a latency model, means
+FORMAT = 2  # changes with what a file, or a latency model, means
 
 log = logging.getLogger("tidegate.node")
 

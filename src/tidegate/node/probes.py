@@ -134,7 +134,7 @@ def _whole(reach: Reach) -> Iterator[Trial]:
 
 def _late_slices(reach: Reach) -> tuple[tuple[int, int], ...]:
     """A long and a short one, so that reading earlier tokens' KV and computing with it can be told apart."""
-    return (reach.usual_new, MIDDLE), (reach.least_new, LONG)
+    return (reach.usual_new, MIDDLE), (reach.usual_new // 8, LONG)
 
 
 def _part(reach: Reach, share: float) -> Iterator[Trial]:
@@ -160,12 +160,16 @@ def _whole_in_detail(reach: Reach, fine: bool) -> Iterator[Trial]:
     for rows in all_rows:
         for context in (MIDDLE, LONG) if not fine else (MIDDLE // 2, MIDDLE, 2 * MIDDLE, LONG, 2 * LONG):
             yield Alone("D", 1.0, reach.cut(rows, context))
-    for new in (usual // 4, usual // 2, usual) if not fine else (usual // 8, usual // 4, usual // 2, usual, 2 * usual):
+    for new in (
+        (usual // 8, usual // 4, usual // 2, usual)
+        if not fine
+        else (usual // 8, usual // 4, usual // 2, usual, 2 * usual)
+    ):
         for start in (MIDDLE, LONG, 2 * LONG) if not fine else (MIDDLE // 2, MIDDLE, 2 * MIDDLE, LONG, 2 * LONG):
             yield Alone(reach.prefill_lane, 1.0, reach.cut(new=new, start=start))
         if reach.hybrid:
             for rows in all_rows:
-                for context, start in ((SHORT, 0), (MIDDLE, MIDDLE)):
+                for context, start in ((SHORT, 0), (MIDDLE, MIDDLE), (MIDDLE, LONG)):
                     yield Alone("D", 1.0, reach.cut(rows, context, new, start))
 
 

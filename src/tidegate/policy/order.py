@@ -106,7 +106,7 @@ class BySlack:
     whenever there are any, first come first served.
     """
 
-    LATE_SHARE = 1 / 16
+    LATE_SHARE = 1 / 32
     FAR = 1e12  # later than any deadline: where late prompts wait
 
     def __init__(self) -> None:

@@ -1,11 +1,12 @@
 """Each step the best of decode alone, prefill alone, a hybrid step, and side by side: the most prefill progress among
 those that keep every deadline that can be kept.
 
-    base      time that a step with decodes may take: the SLO's, less a margin
+    base      time that a step with decodes may take, each or on average: the SLO's, less a margin
     spare     time until the earliest due time of a next token; with an SLO on the mean it grows while steps are shorter
               than the SLO. When a prompt would otherwise miss its deadline, as much of it is spent as that needs, else
               a small part of it a step (spent greedily it does harm)
-    fused     the largest chunk whose hybrid step takes at most that time, and the rate of prefill that it gives
+    fused     the chunk that prefills fastest of those whose hybrid step takes at most that time; with an SLO on the
+              mean, one of the two sizes that do best in turns (``slo.chunks``)
     beside    the largest share whose decode steps take at most that time, and its rate of prefill
 
 Beside wins by ``ADVANTAGE`` or not at all, since a change costs a step; what is in force needs no advantage.
@@ -14,6 +15,7 @@ Beside wins by ``ADVANTAGE`` or not at all, since a change costs a step; what is
 from typing import NamedTuple
 
 from tidegate.slo.belief import Belief
+from tidegate.slo.chunks import Chunk, average, fastest
 from tidegate.slo.gate import Allowance, Gate, Limits, Load, Observation, Outlook
 from tidegate.slo.goodput import Metric, Slo
 from tidegate.slo.latency import Costs, Division, Work
@@ -24,7 +26,8 @@ class Option(NamedTuple):
 
     division: Division | None  # None: fused
     tokens_per_s: float
-    tokens: int  # of prompts, in the step (fused)
+    tokens: int = 0  # of prompts, in the step (fused)
+    seconds: float = 0.0  # that it may take (fused)
 
 
 class Pace(NamedTuple):
@@ -66,11 +69,12 @@ class Pace(NamedTuple):
 
 
 class AutoGate(Gate):
-    MARGIN = 0.96  # of an SLO on the mean that steps may take
+    MARGIN = 0.97  # of an SLO on the mean that steps may take
     SURE = 0.995  # of the steps must keep an SLO on every gap
     HOST_SECONDS = 8e-4  # of a gap: by so much tokens of one step reach a client earlier or later than those of another
-    ADVANTAGE = 1.05
+    ADVANTAGE = 1.2
     BANKED = 32  # steps for which the time that everybody can spare must do, if none of them needs it now
+    SAVED = 0.5  # of the base: the most that short steps leave for a long one
     KEPT = 4096  # rates beside decode
 
     def __init__(self, limits: Limits, slo: Slo, belief: Belief) -> None:
@@ -79,6 +83,7 @@ class AutoGate(Gate):
         self.choices: dict[str, int] = {}
         self.moves = 0
         self._division: Division | None = None  # in force; None: fused
+        self._saved_s = 0.0  # by which steps were shorter than the base, of late
         self._pace = Pace(self.model.whole, self.limits.full_speed_tokens, 1.0, 0.0)
         self._rates_beside: dict[tuple[float, int], float] = {}  # by share and start of a slice, as believed now
 
@@ -98,6 +103,9 @@ class AutoGate(Gate):
     def observe(self, seen: Observation) -> None:
         if seen.lane == "P":
             self._rates_beside.clear()
+        elif seen.work.rows:
+            base = self.slo.tpot_s * self.MARGIN
+            self._saved_s = max(-self.SAVED * base, min(self._saved_s + base - seen.seconds, self.SAVED * base))
 
     def outlook(self, lane: str, alone: bool) -> Outlook:
         return self._pace
@@ -113,8 +121,7 @@ class AutoGate(Gate):
             seconds = self.limits.slice_seconds / self.belief.factor("prefill")
             self._pace = Pace(whole, self.limits.full_speed_tokens, 1.0, 0.0)
             return self._chose("prefill", Allowance(most, seconds, whole, self.limits.min_slice_tokens))
-        limit = self._limit(load)
-        best = self._fused(load, limit)
+        limit, best = self._gap_kept(load) if self.slo.metric is Metric.GAP else self._mean_kept(load)
         if sum(prompt.remaining for prompt in load.prompts) > best.tokens:
             best = self._best_beside(load, limit, best)
         self._enter(best.division)
@@ -122,20 +129,27 @@ class AutoGate(Gate):
             # From side by side to fused decode goes on alone until the slice in flight is done.
             return self._chose("decode beside prefill", Allowance(0))
         # However late decode is, prefill goes on: with the least chunk.
-        seconds = limit / self.belief.factor("hybrid")
-        return self._chose("hybrid", Allowance(most, seconds, whole, self.limits.min_slice_tokens))
+        least = self.limits.min_slice_tokens
+        if whole.padding.tokens:
+            most = min(most, whole.padding.padded_rows(load.decode.rows) + max(best.tokens, least))
+        return self._chose("hybrid", Allowance(most, best.seconds / self.belief.factor("hybrid"), whole, least))
 
-    def _limit(self, load: Load) -> float:
-        """Seconds that the next step may take: the base, and of what decoding requests can spare as much as prompts
-        need. To take more than one of them can spare costs that one its SLO, and is done if it saves more prompts."""
-        if self.slo.metric is Metric.GAP:
-            base = self._longest_gap(load) / self.belief.guard("hybrid", self.SURE) - self.HOST_SECONDS
-            self._pace = Pace(self.model.whole, self.limits.full_speed_tokens, self._speed(load, base), 0.0)
-            return base
+    def _gap_kept(self, load: Load) -> tuple[float, Option]:
+        """Seconds that the next step may take, and what is best fused."""
+        base = self._longest_gap(load) / self.belief.guard("hybrid", self.SURE) - self.HOST_SECONDS
+        best = self._fused(load, base)
+        self._pace = Pace(self.model.whole, self.limits.full_speed_tokens, self._speed(load, base, best), 0.0)
+        return base, best
+
+    def _mean_kept(self, load: Load) -> tuple[float, Option]:
+        """The same with an SLO on the mean: the base, and of what decoding requests can spare as much as prompts need.
+        To take more than one of them can spare costs that one its SLO, and is done if it saves more prompts."""
         base = self.slo.tpot_s * self.MARGIN
         if load.spares_s:
             base = max(base, min(load.spares_s[0] / self.BANKED, 2 * base))
-        plain = best = Pace(self.model.whole, self.limits.full_speed_tokens, self._speed(load, base), 0.0)
+        usual = self._averaging(load, base)
+        speed = self._speed(load, base, usual)
+        plain = best = Pace(self.model.whole, self.limits.full_speed_tokens, speed, 0.0)
         most = len(plain.kept(load))
         # Where all prompts make it, there is none to save.
         for lost, spare in enumerate(load.spares_s if most < len(load.prompts) else ()):
@@ -144,7 +158,8 @@ class AutoGate(Gate):
             if saved > most:
                 best, most = pace, saved
         self._pace = best
-        return base + best.needed_s(load)
+        needed = best.needed_s(load)
+        return (base + needed, self._fused(load, base + needed)) if needed > 0 else (base, usual)
 
     def _longest_gap(self, load: Load) -> float:
         """The SLO's, or the tightest that a request has brought itself, if decode alone can keep it."""
@@ -152,10 +167,10 @@ class AutoGate(Gate):
         within = (tpot_s for tpot_s in load.own_tpots_s if alone <= tpot_s)
         return min(self.slo.tpot_s, next(within, self.slo.tpot_s))
 
-    def _speed(self, load: Load, limit: float) -> float:
+    def _speed(self, load: Load, limit: float, fused: Option) -> float:
         """Of prefill beside decode whose steps take at most ``limit``, relative to the whole device's."""
-        least = Option(None, self.limits.min_slice_tokens / limit, 0)
-        best = max(self._fused(load, limit), least, key=lambda option: option.tokens_per_s)
+        least = Option(None, self.limits.min_slice_tokens / limit)
+        best = max(fused, least, key=lambda option: option.tokens_per_s)
         alone = Work().and_slice(load.prompts[0].start, self.limits.full_speed_tokens)
         whole = self.limits.full_speed_tokens / (self.model.whole.seconds(alone) * self.belief.factor("prefill"))
         return min(1.0, self._best_beside(load, limit, best).tokens_per_s / whole)
@@ -163,13 +178,35 @@ class AutoGate(Gate):
     # ---- options
 
     def _fused(self, load: Load, limit: float) -> Option:
-        most = min(self.limits.max_num_batched_tokens - load.decode.rows, self.limits.max_prefill_tokens)
-        start = load.prompts[0].start  # as if the first prompt went on for ever
-        tokens = self.model.whole.most_new(load.decode, start, most, limit / self.belief.factor("hybrid"))
-        if not tokens:
-            return Option(None, 0.0, 0)
-        seconds = self.model.whole.seconds(load.decode.and_slice(start, tokens)) * self.belief.factor("hybrid")
-        return Option(None, tokens / seconds, tokens)
+        """As much prefill as steps of at most ``limit`` can have."""
+        whole, factor, start = self.model.whole, self.belief.factor("hybrid"), load.prompts[0].start
+        if whole.padding.tokens:
+            best = fastest(self._chunks(load), limit)
+        else:
+            tokens = whole.most_new(load.decode, start, self._most_new(load), limit / factor)
+            best = Chunk(whole.seconds(load.decode.and_slice(start, tokens)) * factor, tokens)
+        if best is None or not best.tokens:
+            return Option(None, 0.0, 0, limit)
+        return Option(None, best.tokens / best.seconds, best.tokens, limit)
+
+    def _averaging(self, load: Load, mean: float) -> Option:
+        """The same, of steps that take so long on average."""
+        mix = average(self._chunks(load), mean)
+        if mix is None or not mix.long.tokens:
+            return self._fused(load, mean)
+        if mix.long.seconds <= mean + self._saved_s:
+            return Option(None, mix.tokens_per_s, mix.long.tokens, mean + self._saved_s)
+        return Option(None, mix.tokens_per_s, mix.short.tokens, mean)
+
+    def _chunks(self, load: Load) -> list[Chunk]:
+        """Decode alone and, where the device pads, each size of step; as if the first prompt went on for ever."""
+        whole, factor = self.model.whole, self.belief.factor("hybrid")
+        alone = Chunk(whole.seconds(load.decode) * self.belief.factor("decode"), 0)
+        sizes = whole.chunks(load.decode, load.prompts[0].start, self._most_new(load))
+        return [alone, *(Chunk(seconds * factor, tokens) for seconds, tokens in sizes)]
+
+    def _most_new(self, load: Load) -> int:
+        return min(self.limits.max_num_batched_tokens - load.decode.rows, self.limits.max_prefill_tokens)
 
     def _best_beside(self, load: Load, limit: float, best: Option) -> Option:
         if len(self._rates_beside) > self.KEPT:

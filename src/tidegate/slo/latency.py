@@ -2,12 +2,14 @@
 
 A batch is described by five sums (``Work``). Its time on a place (the whole device, or a part of it) is
 
-    dense(new + rows)  +  pair_s · pairs  +  reused_s · reused  +  context_s · context
+    dense(new + rows)  +  pair_s · pairs  +  reused_s · reused  +  context_s · context  +  row_s · rows
+    (+ hybrid_s, where a batch has both prompt tokens and decode rows)
 
 ``dense`` is the time of everything that does not look at other tokens: piecewise linear, since matrix products are
 bound by reading the weights while they have few rows, by arithmetic when they have many, and are quantised in between;
 or a staircase, where batches are padded to fixed sizes (``Padding``). The other terms are attention: the arithmetic of
-prompt tokens (Σ new² and Σ new · reused), and the KV that slices and decode rows read. While two lanes run, each is
+prompt tokens (Σ new² and Σ new · reused), and the KV that slices and decode rows read; each decode row has a cost of
+its own beside that, and attention of both kinds in one batch is two kernels a layer. While two lanes run, each is
 slowed down by the other, by a factor of its own in each division.
 """
 
@@ -66,6 +68,8 @@ class Costs(msgspec.Struct, frozen=True):
     reused_s: float
     context_s: float
     padding: Padding = Padding()
+    row_s: float = 0.0
+    hybrid_s: float = 0.0  # of a batch with both prompt tokens and decode rows
 
     def dense(self, tokens: int) -> float:
         """Linear between the known points; constant below them, and on along the last two above. Where all batches are
@@ -83,12 +87,29 @@ class Costs(msgspec.Struct, frozen=True):
 
     def seconds(self, work: Work) -> float:
         attention = self.pair_s * work.pairs + self.reused_s * work.reused + self.context_s * work.context
+        attention += self.row_s * work.rows + (self.hybrid_s if work.new and work.rows else 0.0)
         return self.dense(work.new + self.padding.padded_rows(work.rows)) + attention
+
+    def chunks(self, work: Work, start: int, most: int) -> list[tuple[float, int]]:
+        """For each size that batches are padded to: the seconds that ``work`` takes with a slice from ``start`` that
+        fills it up, and the slice's tokens, at most ``most``. Ascending; none where batches are not padded."""
+        fixed = self.seconds(work._replace(new=1)) - self.dense(1 + self.padding.padded_rows(work.rows))
+        fixed += self.reused_s * start
+        rows = work.new + self.padding.padded_rows(work.rows)
+        chunks = []
+        for size, dense_s in zip(self.tokens, self.dense_s, strict=True) if self.padding.tokens else ():
+            new = min(size - rows, most)
+            if new > 0:
+                chunks.append((dense_s + fixed + self.pair_s * new * (start + new / 2), new))
+                if new == most:
+                    break
+        return chunks
 
     def most_new(self, work: Work, start: int, most: int, seconds: float, quantum: int = 1) -> int:
         """The most prompt tokens of a slice from ``start``, at most ``most``, with which ``work`` still takes at most
         ``seconds``; 0 if there are none. All of ``most``, or a multiple of ``quantum``."""
         fixed = self.pair_s * work.pairs + self.reused_s * (work.reused + start) + self.context_s * work.context
+        fixed += self.row_s * work.rows + (self.hybrid_s if work.rows else 0.0)
         done = work.new + self.padding.padded_rows(work.rows)
 
         def fits(new: int) -> bool:
@@ -168,6 +189,8 @@ class Sample(msgspec.Struct, frozen=True):
 
 NONE = Padding()
 NEAR = 1.2  # knots are kept this factor apart
+TOLERANCE = 1e-9
+SMALL = 1e-3  # the weight of zero
 
 
 def fit(samples: Sequence[Sample], padding: Padding = NONE) -> LatencyModel:
@@ -198,19 +221,20 @@ def fit_costs(samples: Sequence[Sample], padding: Padding = NONE) -> Costs:
         knots = _thinned(sorted(set(sizes)))
     if len(knots) == 1:
         knots.append(2 * knots[0])  # two, as ``Costs.dense`` wants
-    columns = np.zeros((len(samples), len(knots) + 3))
+    columns = np.zeros((len(samples), len(knots) + 5))
     for row, size, sample in zip(columns, sizes, samples, strict=True):
-        row[: len(knots)] = _hats(knots, size)
-        row[len(knots) :] = sample.work.pairs, sample.work.reused, sample.work.context
+        work = sample.work
+        row[: len(knots)] = _steps(knots, size)
+        row[len(knots) :] = work.pairs, work.reused, work.context, work.rows, bool(work.new and work.rows)
         row /= sample.seconds
     values = _least_squares(columns, np.ones(len(samples)))
-    dense = np.maximum.accumulate(values[: len(knots)])
+    dense = np.cumsum(values[: len(knots)])
     if padding.tokens:  # the sizes in between were not measured: on the line between those that were
         between = [size for size in padding.tokens if knots[0] < size < knots[-1]]
         measured, knots = knots, sorted({*knots, *between})
         dense = np.interp(knots, measured, dense)
-    pair_s, reused_s, context_s = values[-3:].tolist()
-    return Costs(tuple(knots), tuple(dense.tolist()), pair_s, reused_s, context_s, padding)
+    pair_s, reused_s, context_s, row_s, hybrid_s = values[-5:].tolist()
+    return Costs(tuple(knots), tuple(dense.tolist()), pair_s, reused_s, context_s, padding, row_s, hybrid_s)
 
 
 def _slowdown(costs: Costs, samples: Sequence[Sample]) -> float:
@@ -228,28 +252,50 @@ def _thinned(counts: list[int]) -> list[int]:
     return kept
 
 
-def _hats(knots: list[int], tokens: int) -> NDArray[np.float64]:
-    """The weights of each knot's value in ``Costs.dense(tokens)``."""
+def _steps(knots: list[int], tokens: int) -> NDArray[np.float64]:
+    """The weights in ``Costs.dense(tokens)`` of the first knot's value and of what each next knot adds to it. None of
+    these is negative, since more tokens never take less time."""
     weights = np.zeros(len(knots))
     i = min(max(bisect.bisect_right(knots, tokens), 1), len(knots) - 1)
-    at = (max(tokens, knots[0]) - knots[i - 1]) / (knots[i] - knots[i - 1])
-    weights[i - 1], weights[i] = 1.0 - at, at
+    weights[:i] = 1.0
+    weights[i] = (max(tokens, knots[0]) - knots[i - 1]) / (knots[i] - knots[i - 1])
     return weights
 
 
 def _least_squares(columns: NDArray[np.float64], wanted: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Least squares with nothing below zero: what would be is left out, and the rest fitted again."""
+    """Least squares with nothing below zero (Lawson and Hanson, Solving Least Squares Problems, 1974, chapter 23); of
+    several answers that are as good, the one that is nearest to zero."""
     scale = np.abs(columns).max(axis=0)
-    used = scale > 0
-    scale[~used] = 1.0
+    scale[scale == 0] = 1.0
+    columns = np.vstack([columns / scale, SMALL * np.eye(len(scale))])
+    wanted = np.concatenate([wanted, np.zeros(len(scale))])
+
+    def solved(used: NDArray[np.bool_]) -> NDArray[np.float64]:
+        values = np.zeros(columns.shape[1])
+        values[used] = np.linalg.lstsq(columns[:, used], wanted, rcond=None)[0]
+        return values
+
     values = np.zeros(columns.shape[1])
-    while used.any():
-        values[:] = 0.0
-        values[used] = np.linalg.lstsq((columns / scale)[:, used], wanted, rcond=None)[0]
-        if (values >= 0).all():
-            break
-        used &= values >= 0
-    return values / scale  # type: ignore[no-any-return]
+    used = np.zeros(columns.shape[1], dtype=bool)
+    useless = used.copy()  # columns that would help, but for rounding
+    while True:
+        gains = np.where(used | useless, 0.0, columns.T @ (wanted - columns @ values))
+        best = int(gains.argmax())
+        if gains[best] <= TOLERANCE * len(wanted):
+            return values / scale  # type: ignore[no-any-return]
+        used[best] = True
+        trial = solved(used)
+        if trial[best] <= TOLERANCE:
+            used[best], useless[best] = False, True
+            continue
+        useless[:] = False
+        while (below := used & (trial <= 0.0)).any():
+            # As far as the first of these allows, and on without it.
+            values += (trial - values) * (values[below] / (values[below] - trial[below])).min()
+            used &= values > TOLERANCE
+            values[~used] = 0.0
+            trial = solved(used)
+        values = trial
 
 
 def relative_errors(model: LatencyModel, samples: Sequence[Sample]) -> list[float]:
