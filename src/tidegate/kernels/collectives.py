@@ -54,8 +54,11 @@ class Collectives:
         options = nccl.Options()
         options._timeout = PEER_TIMEOUT
         made = cls(shard, nccl(FileStore(meeting_place, shard.ranks), shard.rank, shard.ranks, options))
-        made.first(torch.zeros(1, device=torch.device("cuda", shard.rank)))  # the communicator is made at its first use
-        torch.cuda.synchronize(shard.rank)
+        # The communicator is made at its first use. On a stream of its own: another lane may be capturing meanwhile.
+        stream = torch.cuda.Stream(shard.rank)
+        with torch.cuda.stream(stream):
+            made.first(torch.zeros(1, device=stream.device))
+        stream.synchronize()
         return made
 
     def add(self, x: torch.Tensor) -> torch.Tensor:
