@@ -54,6 +54,8 @@ class Bench:
         ranks = config.tensor_parallel_size
         source = open_model(config.model, "dummy")
         self.others = RankProcesses(ranks)
+        if ranks > 1:
+            self.others.watch(give_up)
         self.others.begin(lambda rank: wire.RankInit(config, rank, ARRAYS, "disjoint", True, meeting_place))
         rank = GpuRank(source, divide(source.spec, Shard(0, ranks)), "bfloat16", meeting_place if ranks > 1 else None)
         weights, pool = rank.load(ARRAYS, lambda fraction: None)
@@ -89,6 +91,12 @@ class Bench:
                 pending.pop(0).collect()
         for enqueued in pending:
             enqueued.collect()
+
+
+def give_up(reason: str, config: bool) -> None:
+    """Rank 0 would wait for the lost rank forever."""
+    print(reason, flush=True)
+    os._exit(1)
 
 
 def decode(context: int) -> MakeBatch:
