@@ -43,9 +43,9 @@ SHAPES = {
 WEIGHT_GB = {"8b": 16, "70b": 141}
 LARGEST_GB = 90  # of weights a GPU, beside the KV of the longest contexts
 ROWS, CONTEXTS, PROMPT, SLICE = 64, (1024, 4096), 4096, 1024
-BLOCK = 16
+BLOCK, DTYPE = 16, "bfloat16"
 PER_SLOT = -(-(max(CONTEXTS) + 64) // BLOCK)
-ARRAYS = PoolSpec((ROWS + 1) * PER_SLOT + 1, BLOCK, ROWS + 2, PER_SLOT * BLOCK - 1, "bfloat16")
+ARRAYS = PoolSpec((ROWS + 1) * PER_SLOT + 1, BLOCK, ROWS + 2, PER_SLOT * BLOCK - 1, DTYPE)
 MakeBatch = Callable[[int], Batch]
 
 
@@ -56,8 +56,8 @@ class Bench:
         self.others = RankProcesses(ranks)
         if ranks > 1:
             self.others.watch(give_up)
-        self.others.begin(lambda rank: wire.RankInit(config, rank, ARRAYS, "disjoint", True, meeting_place))
-        rank = GpuRank(source, divide(source.spec, Shard(0, ranks)), "bfloat16", meeting_place if ranks > 1 else None)
+        self.others.begin(lambda rank: wire.RankInit(config, rank, DTYPE, ARRAYS, "disjoint", True, meeting_place))
+        rank = GpuRank(source, divide(source.spec, Shard(0, ranks)), DTYPE, meeting_place if ranks > 1 else None)
         weights, pool = rank.load(ARRAYS, lambda fraction: None)
         make = rank.runners(weights, pool, graphs=True)
         self.runner: LaneRunner = LeadingRunner("D", make, Lead(self.others.tell))

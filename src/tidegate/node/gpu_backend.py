@@ -160,7 +160,7 @@ class GpuBackend:
         """What another rank is told first."""
         assert self._arrays is not None and self._meeting_place is not None
         return wire.RankInit(
-            self._config, rank, self._arrays, self._form.name, self._why_eager is None, self._meeting_place
+            self._config, rank, self._dtype, self._arrays, self._form.name, self._why_eager is None, self._meeting_place
         )
 
     def _followed(self, make: Callable[[str], LaneRunner]) -> Callable[[str], LaneRunner]:

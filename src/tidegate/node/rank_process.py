@@ -35,9 +35,9 @@ def follow(init: wire.RankInit, orders: Iterator[wire.ToRank], end: "End") -> No
     torch.set_float32_matmul_precision("highest")
     source = open_model(init.config.model, init.config.load_format, init.config.seed)
     spec = divide(source.spec, Shard(init.rank, init.config.tensor_parallel_size))
-    rank = GpuRank(source, spec, init.arrays.kv_dtype, init.meeting_place)
+    rank = GpuRank(source, spec, init.dtype, init.meeting_place)
     if init.graphs:
-        reason = why_no_graphs(spec, getattr(torch, init.arrays.kv_dtype), rank.device)
+        reason = why_no_graphs(spec, getattr(torch, init.dtype), rank.device)
         if reason is not None:
             raise ConfigError(f"the GPUs differ: {reason}")
     weights, pool = rank.load(init.arrays, lambda fraction: None)

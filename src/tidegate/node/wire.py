@@ -182,6 +182,7 @@ class RankInit(msgspec.Struct, tag="rank_init"):
 
     config: EngineConfig
     rank: int
+    dtype: str  # of weights
     arrays: PoolSpec  # with the blocks and slots that are for padding
     form: str  # of sharing: a row of device.places.FORMS
     graphs: bool  # whether steps are graphs
