@@ -3,7 +3,9 @@ frontier: what prefill and decode can have together, by every chunk size and in 
 
     python benchmarks/gpu_steps.py [--config CONFIG.json] [decode] [prefill] [hybrid] [sides]
     python benchmarks/gpu_steps.py frontier [--json FILE] [--plot FILE.png]
+    python benchmarks/gpu_steps.py rotation
 
+The frontier has lanes as processes (MPS) too, where that can be had; "rotation" is what a change of their shares costs.
 Random weights of the Llama-3-8B shape unless a config.json is given. Times are wall clock a step with two steps
 enqueued, as when serving; "device" is what events on the stream measured.
 """
@@ -20,13 +22,16 @@ from pathlib import Path
 import numpy as np
 import torch
 from frontier_report import Limits, Point, line, plot, save
+from mps_sides import MpsSides
 
 from tidegate.base.batch import Batch, Slice
 from tidegate.base.specs import PoolSpec
 from tidegate.device.gpu_memory import GpuMemory
 from tidegate.device.green_contexts import SmParts
-from tidegate.device.memory import lay_out
+from tidegate.device.memory import SharedMemory, lay_out, region_bytes, table_region
+from tidegate.device.mps import why_not
 from tidegate.device.places import FORMS, Place, Places
+from tidegate.kernels.pod_rule import PodRule
 from tidegate.models.sources import open_model
 from tidegate.models.weights import layout
 from tidegate.runner.gpu_runner import GpuRunner
@@ -41,7 +46,9 @@ LLAMA_3_8B = {
 NUM_BLOCKS, MAX_SEQS, MAX_LEN = 40000, 256, 8192
 DECODES, PROMPT = 64, 4096
 PREFILL_SMS = (104, 88, 72, 56, 40)
+CONTEXTS = (1024, 4096, 7900)
 MakeBatch = Callable[[int], Batch]
+WHY_NO_MPS = why_not()  # asked before the GPU is used
 
 
 class Bench:
@@ -49,14 +56,17 @@ class Bench:
         source = open_model(config, "dummy")
         arrays = PoolSpec(NUM_BLOCKS + 1, 16, MAX_SEQS + 1, MAX_LEN, "bfloat16")
         stored = {name: ("bfloat16", shape) for name, shape in layout(source.spec).items()}
-        regions, num_bytes = lay_out(source.spec, arrays, stored)
+        self.regions, num_bytes = lay_out(source.spec, arrays, stored)
         self.memory = GpuMemory(num_bytes)
-        weights, self.pool = self.memory.open_pool(arrays, regions)
+        where = table_region(self.regions)
+        self.table = SharedMemory.create(region_bytes(where))
+        weights, self.pool = self.memory.open_pool(arrays, self.regions, self.table.tensor(where))
         source.load(weights, lambda fraction: None)
         self.pool.kv.normal_()
         self.parts = SmParts()
         self.scratch = Scratch(NUM_BLOCKS, MAX_SEQS)
-        self._model = source.spec, weights
+        self.spec = source.spec
+        self._weights = weights
         self.places = {name: Places(self.parts, form) for name, form in FORMS.items()}
         self.whole = self.places["disjoint"].of("D", 1.0)
         table = self.pool.table.numpy()
@@ -65,8 +75,8 @@ class Bench:
             table[slot, :512] = blocks[slot * 512 : (slot + 1) * 512]
         self.runner = self.new_runner()
 
-    def new_runner(self) -> GpuRunner:
-        return GpuRunner(*self._model, self.pool, self.scratch)
+    def new_runner(self, pod_rule: PodRule | None = None) -> GpuRunner:
+        return GpuRunner(self.spec, self._weights, self.pool, self.scratch, pod_rule)
 
     def steps(self, make: MakeBatch, count: int, place: Place) -> tuple[float, float]:
         """Milliseconds a step: wall clock, and the median on the device."""
@@ -132,7 +142,7 @@ class Bench:
         limits, points = [], []
         other = self.beside_runner()
         print("context way       setting        decode step     prefill")
-        for context in (1024, 4096, 7900):
+        for context in CONTEXTS:
             self.steps(self.decode(context), 3, self.whole)
             decode, _ = self.steps(self.decode(context), 20, self.whole)
             self.steps(self.prefill(1024), 2, self.whole)
@@ -150,7 +160,25 @@ class Bench:
                 for sms in PREFILL_SMS if FORMS[form].divided else (self.whole.sms,):
                     points.append(self.beside(other, form, sms, context, 30))
                     print(line(points[-1]), flush=True)
+        if (processes := self.processes()) is not None:  # last, so that this process leaves the device to them
+            for context in CONTEXTS:
+                for sms in PREFILL_SMS:
+                    points.append(processes.beside(sms, context, 30))
+                    print(line(points[-1]), flush=True)
+            processes.close()
         return limits, points
+
+    def table_rotation(self) -> None:
+        """What decode and prefill notice of a change of shares where lanes are processes."""
+        if (processes := self.processes()) is not None:
+            processes.rotate(1024)
+            processes.close()
+
+    def processes(self) -> MpsSides | None:
+        if WHY_NO_MPS is not None:
+            print(f"without lanes as processes: {WHY_NO_MPS}", flush=True)
+            return None
+        return MpsSides(self, DECODES, PREFILL_SMS)
 
     def beside_runner(self) -> GpuRunner:
         """Of a second lane, to run in a thread."""
@@ -191,7 +219,7 @@ class Bench:
 
 
 def main() -> None:
-    tables = ("decode", "prefill", "hybrid", "sides", "frontier")
+    tables = ("decode", "prefill", "hybrid", "sides", "frontier", "rotation")
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--config", help="a model's config.json")
     parser.add_argument("--json", type=Path, metavar="FILE", help="the frontier's points")

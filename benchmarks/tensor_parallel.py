@@ -58,9 +58,9 @@ class Bench:
             self.others.watch(give_up)
         self.others.begin(lambda rank: wire.RankInit(config, rank, DTYPE, ARRAYS, "disjoint", True, meeting_place))
         rank = GpuRank(source, divide(source.spec, Shard(0, ranks)), DTYPE, meeting_place if ranks > 1 else None)
-        weights, pool = rank.load(ARRAYS, lambda fraction: None)
-        make = rank.runners(weights, pool, graphs=True)
-        self.runner: LaneRunner = LeadingRunner("D", make, Lead(self.others.tell))
+        weights, pool = rank.load(rank.allocate(ARRAYS), lambda fraction: None)
+        make = rank.runners(weights, pool, eager=False)
+        self.runner: LaneRunner = LeadingRunner("D", lambda lane: make(lane, None), Lead(self.others.tell))
         self.place = Places(SmParts(), FORMS["disjoint"]).of("D", 1.0)
         self.table = pool.table
 

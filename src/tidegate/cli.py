@@ -232,9 +232,10 @@ def add_engine(command: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--sharing",
         default="auto",
-        choices=("auto", "disjoint", "capped", "streams"),
+        choices=("auto", "disjoint", "capped", "streams", "mps"),
         help="of a GPU between prefill and decode. disjoint: each its SMs (auto); capped: only prefill is kept to its "
-        "part; streams: undivided, with priorities",
+        "part; streams: undivided, with priorities; mps: as capped, with lanes as processes (NVIDIA's multi-process "
+        "service), so that one may die",
     )
     group.add_argument(
         "--cores",

@@ -143,6 +143,25 @@ def test_prefill_first_lets_decodes_wait_and_chunked_does_not():
         assert any(batch.slices and batch.decode_slots for _, _, batch in launched(simulation)) is mixed
 
 
+def test_batches_of_mode_pod_are_those_of_chunked_and_may_have_their_attention_fused():
+    events = [(0.02 * i, Arrived(spec(f"r{i}", 12 + 5 * i, 10))) for i in range(6)]
+    by_mode = {}
+    for mode, fused in (("chunked", False), ("pod", True)):
+        _, simulation = run(mode, events, budget=8)
+        simulation.run()
+        batches = [batch for _, _, batch in launched(simulation)]
+        assert {batch.fused for batch in batches} == {fused} and any(batch.hybrid for batch in batches)
+        by_mode[mode] = [(batch.slices, batch.decode_slots, batch.decode_positions) for batch in batches]
+    assert by_mode["pod"] == by_mode["chunked"]
+
+
+def test_a_change_of_mode_decides_on_fused_attention_from_the_next_batch_on():
+    core, simulation = run("chunked", [(0.0, Arrived(spec("a", 8, 30))), (0.1, ModeSet("pod"))])
+    simulation.run()
+    assert core.mode.name == "pod"
+    assert all(batch.fused == (now >= 0.1) for now, _, batch in launched(simulation))
+
+
 def test_a_batch_never_exceeds_its_token_budget():
     for mode in ("prefill-first", "chunked", "semi"):
         _, simulation = run(mode, [(0.01 * i, Arrived(spec(f"r{i}", 30, 8))) for i in range(8)], budget=12)

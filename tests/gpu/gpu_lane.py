@@ -16,7 +16,7 @@ BLOCKS, SEQS, LENGTH = 600, 8, 1024
 class Lane:
     """Slot s owns blocks 64 s to 64 s + 63."""
 
-    def __init__(self, path):
+    def __init__(self, path, pod_rule=None):
         from tidegate.device.green_contexts import SmParts  # only where there is a GPU
         from tidegate.runner.gpu_runner import GpuRunner
 
@@ -33,7 +33,7 @@ class Lane:
         tokens = torch.zeros((spec.max_num_seqs, LENGTH + 1), dtype=torch.int32, device="cuda")
         torch.cuda.synchronize()
         self.places = Places(SmParts(), FORMS["disjoint"])
-        self.runner = GpuRunner(source.spec, weights, Pool(spec, kv, table, tokens), Scratch(BLOCKS, SEQS))
+        self.runner = GpuRunner(source.spec, weights, Pool(spec, kv, table, tokens), Scratch(BLOCKS, SEQS), pod_rule)
 
     def prefill(self, prompt, slot=0, setups=()):
         return Batch(0, 1.0, [Slice(slot, 0, prompt, True)], [], [], [], list(setups))

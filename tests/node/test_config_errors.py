@@ -22,6 +22,7 @@ from tidegate.node.node import Node
     ("asked", "words"),
     [
         ({"device": "cpu", "sharing": "capped"}, "--sharing capped needs a GPU"),
+        ({"device": "cpu", "sharing": "mps"}, "--sharing mps needs a GPU"),
         ({"device": "cpu", "dtype": "bfloat16"}, "--dtype bfloat16 needs a GPU"),
         ({"device": "tpu"}, "choose auto, cpu or cuda"),
         ({"device": "cpu", "max_model_len": 4000, "num_blocks": 10}, "--max-model-len"),

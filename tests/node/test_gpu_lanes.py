@@ -151,6 +151,34 @@ def test_shares_that_a_gate_may_choose_at_any_step_are_prepared_before_the_lane_
         assert made[0].ran[-1] is lanes.place(share), "the first step that asks for it runs there"
 
 
+class Choosing(EagerRunner):
+    """A runner that may fuse attention and counts what it chose."""
+
+    def __init__(self, pool):
+        self.chosen = {"apart": 0, "pod": 0}
+        super().__init__(new_runner(pool))
+
+    @property
+    def hybrid_attention(self):
+        return self.chosen.copy()
+
+    def enqueue(self, step, place):
+        self.chosen["pod" if step.fused else "apart"] += 1
+        return super().enqueue(step, place)
+
+
+def test_a_lane_tells_how_attention_of_its_batches_ran(host):
+    lanes = host(Choosing)
+    lanes.lanes.start("D")
+    lanes.event(LaneReady)
+    for fused in (True, False, True):
+        step = batch(decodes={0: 3})
+        step.fused = fused
+        lanes.run("D", step)
+    assert lanes.lanes.reading("D", alone=True).hybrid_attention == {"apart": 1, "pod": 2}
+    assert not lanes.lanes.reading("P", alone=True).hybrid_attention
+
+
 @pytest.mark.parametrize(
     ("error", "blamed", "words"),
     [

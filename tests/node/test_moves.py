@@ -50,6 +50,18 @@ def test_a_lane_alone_runs_on_the_whole_device_while_it_is_moving():
     assert lane.moves.place_for(LARGE, lane.new) is lane.old, "the other lane runs: not over its part"
 
 
+def test_steps_that_only_run_on_the_whole_device_are_captured_nowhere_else():
+    lane = Lane()
+    hybrid = StepShape(208, 48)
+    lane.graphs.add((hybrid, lane.whole))
+    assert lane.moves.place_for(hybrid, lane.whole) is lane.whole
+    lane.moves.aim(lane.new)
+    lane.capture_all()
+    assert lane.graphs == {(shape, place) for shape in LADDER for place in (lane.whole, lane.old, lane.new)} | {
+        (hybrid, lane.whole)
+    }
+
+
 def test_a_place_that_nobody_announced_is_prepared_once_it_is_wanted():
     lane = Lane()
     assert lane.moves.next() is None

@@ -110,6 +110,15 @@ def test_what_lanes_have_of_a_gpu_is_told_where_there_is_one(server):
     assert server.http.get("/admin/stats").json()["lanes"]["D"]["sms"] == 68
 
 
+def test_how_attention_of_hybrid_batches_ran_is_told_where_a_lane_has_the_choice(server):
+    assert not any(name.startswith("tidegate:lane_hybrid") for name, *_ in scrape(server))
+    server.engine.statistics.lanes["D"].hybrid_attention = {"apart": 5, "pod": 7}
+    seen = scrape(server)
+    assert seen[("tidegate:lane_hybrid_batches_total", "apart", "D")] == 5
+    assert seen[("tidegate:lane_hybrid_batches_total", "pod", "D")] == 7
+    assert server.http.get("/admin/stats").json()["lanes"]["D"]["hybrid_attention"] == {"apart": 5, "pod": 7}
+
+
 def test_a_dead_engine_is_told_and_what_was_observed_stays(server):
     server.http.post("/v1/completions", json={"prompt": [1], "max_tokens": 1})
     server.call(server.engine.die)

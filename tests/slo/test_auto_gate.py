@@ -66,6 +66,16 @@ def test_where_lanes_hardly_disturb_each_other_and_steps_are_short_they_run_besi
     assert beside.costs == division.prefill and beside.tokens > 0
 
 
+def test_back_to_hybrid_steps_the_share_stays_what_the_slice_in_flight_has():
+    """Decode would otherwise move to another part for the few steps until that slice is done."""
+    gate = AutoGate(LIMITS, replace(MEAN, tpot_s=0.0119), Belief(slowed(1.0)))
+    gate.allow(load(rows=240, context=500, prompts=LONG))
+    beside = gate.shares
+    assert gate.moves == 1 and beside != {"P": 0.5, "D": 0.5}
+    gate.allow(load(rows=8, context=500, prompts=[(48, 0.4)], busy=True))
+    assert gate.moves == 2 and gate.shares == beside
+
+
 def test_prefill_that_ends_with_the_next_hybrid_step_is_not_moved_to_a_lane_of_its_own():
     gate = AutoGate(LIMITS, replace(MEAN, tpot_s=0.0125), Belief(slowed(1.0)))
     assert chunk(gate, load(rows=240, context=500, prompts=[(48, 0.4)])) == 48

@@ -56,6 +56,11 @@ class Batch(msgspec.Struct, array_like=True):
     decode_positions: list[int]  # position of each decode row's input token
     tables: list[TableUpdate]
     setups: list[SlotSetup]
+    fused: bool = False  # attention of slices and decodes may run in one kernel; the results are the same
+
+    @property
+    def hybrid(self) -> bool:
+        return bool(self.slices and self.decode_slots)
 
     @property
     def num_prefill_tokens(self) -> int:

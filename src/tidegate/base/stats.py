@@ -17,6 +17,9 @@ class LaneStats(msgspec.Struct):
     inflight: int = 0
     sms: int = 0  # streaming multiprocessors that its kernels run on now, as measured; 0 where there are none
     extra_memory_bytes: int = 0  # on the device, for graphs, workspaces and activations; weights and KV are shared
+    # Hybrid batches by how attention of their prompts and decodes ran ("pod": in one kernel, "apart": in two); empty
+    # where the lane has no choice.
+    hybrid_attention: dict[str, int] = {}
 
 
 class PredictionError(msgspec.Struct, frozen=True):

@@ -140,7 +140,8 @@ class Binder:
             self._queues.order.served(r, count)
         if not slices and not decodes:
             return None
-        batch = Batch(self.next_id(), 1.0, slices, slots, positions, tables, setups)
+        fused = lane.spec is not None and lane.spec.fused
+        batch = Batch(self.next_id(), 1.0, slices, slots, positions, tables, setups, fused)
         return Bound(batch, Flight(batch.id, 1.0, prefills, decodes, Work.of(batch)), released)
 
     def next_id(self) -> int:

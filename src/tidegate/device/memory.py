@@ -6,9 +6,10 @@ as any process has it open. Pages are made when they are first written.
 
 import mmap
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from math import prod
 
+import msgspec
 import torch
 
 from tidegate.base.specs import ModelSpec, PoolSpec, Region
@@ -39,6 +40,12 @@ def lay_out(
         regions.append(region)
         offset += -(-region_bytes(region) // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
     return regions, offset
+
+
+def table_region(regions: Iterable[Region]) -> Region:
+    """The block table's, in a memory file that holds nothing else: where the other arrays lie on a device."""
+    (region,) = (region for region in regions if region.name == "table")
+    return msgspec.structs.replace(region, offset_bytes=0)
 
 
 class SharedMemory:

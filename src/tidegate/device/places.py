@@ -5,6 +5,8 @@ do not ask which way it is.
     capped    P on the first SMs, D over the whole device always, so that its graphs are captured once
     streams   no division: two streams, D's before P's where both have a kernel to start (what others do; to compare)
 
+Besides there is "mps", where lanes are processes and the driver's service divides (``device.mps``).
+
 A lane that is alone has the whole device in each of them. Kernels in a graph keep the priority of the stream on which
 they were captured, as they keep its SMs.
 """
@@ -42,9 +44,9 @@ class Place:
     capture does not wait for a step. One place is one object. Without streams: the CPU."""
 
     sms: int = 0
-    part: Part | None = None  # None: all SMs
     stream: torch.cuda.Stream | None = None
     capture_stream: torch.cuda.Stream | None = None
+    part: Part | None = None  # None: all SMs
 
 
 @dataclass(frozen=True)
@@ -65,6 +67,8 @@ FORMS = {
         Form("streams", "streams with priorities, undivided", divided=(), first=("D",)),
     )
 }
+
+MPS = "mps"  # the form in which lanes are processes, each with a share of its own: places are not what it divides by
 
 
 class Places:
@@ -97,4 +101,4 @@ class Places:
     def _make(self, lane: str, part: Part | None) -> Place:
         priority = HIGH_PRIORITY if lane in self.form.first else 0
         stream, capture_stream = (self._device.new_stream(part, priority) for _ in range(2))
-        return Place(part.sms if part else self._device.total, part, stream, capture_stream)
+        return Place(part.sms if part else self._device.total, stream, capture_stream, part)

@@ -6,7 +6,7 @@ device once a step) and each wrapper's schedule (planned on the host, copied by 
 staged in two pinned buffers in turn, so that a step can be planned while the copy for the one before is pending.
 """
 
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import flashinfer
 import torch
@@ -22,6 +22,11 @@ def build(spec: ModelSpec, dtype: torch.dtype) -> None:
     """Loads the kernels that rows of a model need; compiles them first where FlashInfer has not been given them."""
     for backend in ("fa3", "fa2"):
         _module(backend, spec, dtype)
+
+
+def fa2_module(spec: ModelSpec, dtype: torch.dtype) -> Any:
+    """The kernel and the planner of decode rows."""
+    return _module("fa2", spec, dtype)
 
 
 def _module(backend: str, spec: ModelSpec, dtype: torch.dtype) -> Any:
@@ -120,6 +125,7 @@ class DecodeRows:
     ) -> None:
         self._spec, self._dtype, self._block_size = spec, dtype, block_size
         self._workspace = workspace
+        self.rows = rows
         self._window = spec.sliding_window - 1 if spec.sliding_window else -1
         self._num_rows = len(rows.last_block_len)
         self._qo_indptr = torch.arange(self._num_rows + 1, dtype=torch.int32)
@@ -127,10 +133,15 @@ class DecodeRows:
             workspace.scratch, "NHD", use_cuda_graph=True, use_tensor_cores=True, paged_kv_indptr_buffer=rows.indptr,
             paged_kv_indices_buffer=rows.indices, paged_kv_last_page_len_buffer=rows.last_block_len, backend="fa2",
         )  # fmt: skip
-        self._module = _module("fa2", spec, dtype)
+        self._module = fa2_module(spec, dtype)
 
         self._plan_shape()
         workspace.serve(self._wrapper)
+
+    @property
+    def plan_info(self) -> Any:
+        """Where things lie in the schedule (FlashInfer's ``PrefillPlanInfo``); the same at each step."""
+        return self._wrapper._plan_info
 
     def _plan_shape(self) -> None:
         """See ``PrefillRows._plan_shape``."""
@@ -154,27 +165,42 @@ class DecodeRows:
         self._wrapper.run(q, cache, out=out)
 
 
-class GraphAttention:
-    """``kernels.attention.Attention.run`` for a step of ``num_prefill`` prompt tokens followed by decode rows."""
+class StepRows(Protocol):
+    """All rows of a step, prompt tokens first."""
 
-    def __init__(
-        self, kv: torch.Tensor, places: torch.Tensor, num_prefill: int, prefill: PrefillRows | None,
-        decode: DecodeRows | None,
-    ) -> None:  # fmt: skip
-        self._caches = [(layer[0], layer[1]) for layer in kv]
-        self._places = places  # int32 [T]: where in the array each token's KV goes
-        self._num_prefill = num_prefill
-        self._prefill, self._decode = prefill, decode
+    def run(self, q: torch.Tensor, cache: tuple[torch.Tensor, torch.Tensor], out: torch.Tensor) -> None:
+        """``q`` and ``out``: [T, Hq, D]; ``cache``: K and V of a layer, [blocks, block_size, Hkv, D]."""
+        ...
 
-    def run(self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-        cache, split = self._caches[layer], self._num_prefill
-        write_kv(k, v, *cache, self._places)
-        q = q.contiguous()
-        out = torch.empty_like(q)
+
+class ApartRows:
+    """``num_prefill`` prompt tokens, then decode rows, by a kernel each, one after the other."""
+
+    def __init__(self, num_prefill: int, prefill: PrefillRows | None, decode: DecodeRows | None) -> None:
+        self._num_prefill, self._prefill, self._decode = num_prefill, prefill, decode
+
+    def run(self, q: torch.Tensor, cache: tuple[torch.Tensor, torch.Tensor], out: torch.Tensor) -> None:
+        split = self._num_prefill
         if self._prefill is not None:
             self._prefill.run(q[:split], cache, out[:split])
         if self._decode is not None:
             self._decode.run(q[split:], cache, out[split:])
+
+
+class GraphAttention:
+    """``kernels.attention.Attention.run`` for a step of these rows."""
+
+    def __init__(self, kv: torch.Tensor, places: torch.Tensor, rows: StepRows) -> None:
+        self._caches = [(layer[0], layer[1]) for layer in kv]
+        self._places = places  # int32 [T]: where in the array each token's KV goes
+        self._rows = rows
+
+    def run(self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        cache = self._caches[layer]
+        write_kv(k, v, *cache, self._places)
+        q = q.contiguous()
+        out = torch.empty_like(q)
+        self._rows.run(q, cache, out)
         return out
 
 

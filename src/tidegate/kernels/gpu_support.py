@@ -3,8 +3,10 @@
 import torch
 
 from tidegate.base.specs import ModelSpec
+from tidegate.kernels.pod_rule import DECODE_TILE
 
 HEAD_DIMS = (64, 128, 256)  # that FlashInfer's FA2 and FA3 kernels are made for
+POD_HEAD_DIMS = (64, 128)  # that its POD kernel is
 
 
 def why_no_graphs(spec: ModelSpec, dtype: torch.dtype, device: torch.device) -> str | None:
@@ -30,6 +32,24 @@ def why_no_graphs(spec: ModelSpec, dtype: torch.dtype, device: torch.device) -> 
         return f"FlashInfer can't be imported ({_first_line(error)}): pip install 'tidegate[cuda]'"
     except Exception as error:  # whatever a compiler, a linker or a loader says
         return f"FlashInfer could not build its kernels ({_first_line(error)})"
+    return None
+
+
+def why_no_pod(spec: ModelSpec, dtype: torch.dtype) -> str | None:
+    """None where attention of prompts and decodes can be one kernel (``kernels.pod_attention``), given that steps can
+    be graphs; otherwise the reason. Builds the kernel where it is not there yet."""
+    if spec.sliding_window is not None:
+        return "the kernel for both is not used with sliding windows"
+    if spec.head_dim not in POD_HEAD_DIMS:
+        return f"the kernel for both is not made for heads of {spec.head_dim} elements"
+    if spec.num_heads // spec.num_kv_heads > DECODE_TILE:
+        return f"the kernel for both takes at most {DECODE_TILE} query heads for one of keys and values"
+    try:
+        from tidegate.kernels.pod_attention import build
+
+        build(spec, dtype)
+    except Exception as error:  # whatever a compiler, a linker or a loader says
+        return f"FlashInfer could not build its kernel for both ({_first_line(error)})"
     return None
 
 

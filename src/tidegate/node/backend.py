@@ -6,7 +6,9 @@ from typing import Protocol
 
 from tidegate.base.errors import ConfigError
 from tidegate.base.specs import PoolSpec
+from tidegate.device import mps
 from tidegate.device.gpu import cuda_bindings_installed, nvidia_device_present, why_no_gpu
+from tidegate.device.places import MPS
 from tidegate.models.sources import ModelSource
 from tidegate.node.config import EngineConfig
 from tidegate.node.lane_host import LaneHost
@@ -63,6 +65,12 @@ class Backend(Protocol):
     def close(self) -> None: ...
 
 
+def tell_apart(lanes: Sequence[LaneSpec], reason: str | None, progress: Progress) -> None:
+    """Where lanes ask for fused attention and can't have it: says so, and why."""
+    if reason is not None and any(lane.fused for lane in lanes):
+        progress(f"attention of prompts and decodes runs in two kernels: {reason}", 0.0)
+
+
 def make_backend(config: EngineConfig, source: ModelSource, progress: Progress) -> Backend:
     """The backend of ``--device``; "auto" is a GPU where there is one that torch can use. Says why not, where there is
     one that it can't."""
@@ -70,7 +78,15 @@ def make_backend(config: EngineConfig, source: ModelSource, progress: Progress) 
         raise ConfigError("--tensor-parallel-size must be at least 1")
     if config.device not in ("auto", "cpu", "cuda"):
         raise ConfigError(f"unknown device {config.device!r}; choose auto, cpu or cuda")
+    # Asked before the first use of the GPU, which would make this process a client of a daemon that is there.
+    why_no_mps = mps.why_not() if config.sharing == MPS and config.device != "cpu" else None
     reason = "it was not asked for" if config.device == "cpu" else _why_no_gpu()
+    if reason is None and config.sharing == MPS:
+        if why_no_mps is not None:
+            raise ConfigError(f"--sharing mps: {why_no_mps}")
+        from tidegate.node.mps_backend import MpsBackend
+
+        return MpsBackend(config, source)
     if reason is None:
         from tidegate.node.gpu_backend import GpuBackend
 

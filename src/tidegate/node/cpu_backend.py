@@ -15,7 +15,7 @@ from tidegate.models.linears import load, stored, stored_bytes
 from tidegate.models.shards import divide
 from tidegate.models.sources import ModelSource
 from tidegate.node import wire
-from tidegate.node.backend import Progress, Traits
+from tidegate.node.backend import Progress, Traits, tell_apart
 from tidegate.node.config import EngineConfig
 from tidegate.node.lane_host import LaneHost
 from tidegate.node.process_lanes import ProcessLanes
@@ -81,6 +81,7 @@ class CpuBackend:
             host.start(lane.name)  # they import while the weights are read
         for rank in ranks:
             self._provide(rank, progress)
+        tell_apart(lanes, "one kernel for both needs a GPU", progress)
         progress("starting lanes", 0.0)
         return host
 

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 import torch
 
 from tidegate.base.errors import ConfigError
+from tidegate.device import mps
 from tidegate.device.gpu import cuda_bindings_installed, why_no_gpu
 from tidegate.node.sizing import memory_bytes
 
@@ -24,6 +25,7 @@ def report() -> Iterator[tuple[str, str]]:
         yield "gpu", f"none used: {reason}"
         yield "lanes", "processes over one memory file, each on its own cores"
         yield "sharing", _core_sharing(cores)
+        yield "pod", "--mode pod runs with ordinary attention, since one kernel for prompts and decodes needs a GPU"
         return
     properties = torch.cuda.get_device_properties(0)
     free, total = torch.cuda.mem_get_info(0)
@@ -37,6 +39,9 @@ def report() -> Iterator[tuple[str, str]]:
     steps = "each step one CUDA graph" if _version("flashinfer-python") else "step by step, kernel by kernel: slow"
     yield "lanes", f"threads of one process, {steps}"
     yield "sharing", _green_contexts()
+    reason = mps.why_not()
+    yield "mps", "can be had: --sharing mps" if reason is None else f"can't be had: {reason}"
+    yield "pod", _pod()
 
 
 def _core_sharing(cores: int) -> str:
@@ -61,6 +66,12 @@ def _green_contexts() -> str:
         f"green contexts, in steps of {QUANTUM_SMS} SMs, at least {LEAST_SMS} each; "
         f"half and half was tried: {ours} and {theirs} SMs"
     )
+
+
+def _pod() -> str:
+    if not _version("flashinfer-python"):
+        return "--mode pod runs with ordinary attention, since FlashInfer is not installed"
+    return "one kernel for prompts and decodes (FlashInfer's; compiled at the first start of --mode pod, for minutes)"
 
 
 def _version(package: str) -> str | None:

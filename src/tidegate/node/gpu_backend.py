@@ -1,5 +1,8 @@
 """GPUs: weights and KV in one allocation, lanes as threads, compute divided as ``device.places`` says; a process for
-each further GPU where several compute a model together."""
+each further GPU where several compute a model together.
+
+Where lanes are processes, ``node.mps_backend`` has what differs.
+"""
 
 import shutil
 import sys
@@ -12,36 +15,39 @@ import torch
 from tidegate.base.errors import ConfigError
 from tidegate.base.specs import PoolSpec, Shard
 from tidegate.device.green_contexts import SmParts
-from tidegate.device.places import FORMS, Form, Place, Places
-from tidegate.kernels.gpu_support import why_no_graphs
+from tidegate.device.places import FORMS, MPS, Form, Place, Places
+from tidegate.kernels.gpu_support import why_no_graphs, why_no_pod
 from tidegate.models.shards import divide
 from tidegate.models.sources import ModelSource
 from tidegate.models.weights import layout
 from tidegate.node import wire
-from tidegate.node.backend import Progress, Traits
+from tidegate.node.backend import Progress, Traits, tell_apart
 from tidegate.node.config import EngineConfig
-from tidegate.node.gpu_lanes import CountSms, GpuLanes, LanePlan
+from tidegate.node.gpu_lanes import SWITCH_SECONDS, GpuLanes, LanePlan
 from tidegate.node.gpu_rank import GpuRank
+from tidegate.node.gpu_runners import count_sms
 from tidegate.node.lane_host import LaneHost
 from tidegate.node.lead import Lead, LeadingRunner
 from tidegate.node.rank_processes import RankProcesses
-from tidegate.node.sizing import DeviceMemory, gpu_pool
+from tidegate.node.sizing import GPU_RESERVED_BYTES, DeviceMemory, gpu_pool
 from tidegate.policy.modes import MODES, LaneSpec
 from tidegate.runner.lane_runner import LaneRunner
 from tidegate.runner.shapes import DECODE_STEPS, MAX_SLICES, PADDING, PREFILL_STEPS, StepShape, ladder
 
 DTYPES = ("bfloat16", "float32")
-SWITCH_SECONDS = 2e-4  # a lane that prepares a step must not wait long for the interpreter
 SHARES = (0.545, 0.667, 0.424, 0.788)  # 72, 88, 56 and 104 of an H200's 132 SMs
 USEFUL_FLOPS = {"bfloat16": 5e14, "float32": 3e13}  # for a first guess of the prefill rate
 
 
 class GpuBackend:
+    reserved_bytes = GPU_RESERVED_BYTES
+
     def __init__(self, config: EngineConfig, source: ModelSource) -> None:
         if config.quantization is not None:
             raise ConfigError("--quantization is for machines without a GPU so far: leave it out, or use --device cpu")
-        if config.sharing not in ("auto", *FORMS):
-            raise ConfigError(f"unknown sharing {config.sharing!r}; choose auto, {', '.join(FORMS)}")
+        known = ("auto", *FORMS, MPS)
+        if config.sharing not in known:
+            raise ConfigError(f"unknown sharing {config.sharing!r}; choose {', '.join(known)}")
         self._dtype = "bfloat16" if config.dtype == "auto" else config.dtype
         if self._dtype not in DTYPES:
             raise ConfigError(f"--dtype {config.dtype} is not to be had on a GPU; choose auto, {', '.join(DTYPES)}")
@@ -60,7 +66,7 @@ class GpuBackend:
         self._others: RankProcesses | None = None
         self._form = FORMS["disjoint"]
         self._why_eager: str | None = None
-        self._lanes: GpuLanes | None = None
+        self._lanes: LaneHost | None = None
         self.traits = Traits(
             slice_seconds=0.03,
             min_slice_tokens=128,
@@ -85,7 +91,8 @@ class GpuBackend:
         return self._form.description
 
     def size_pool(self, config: EngineConfig) -> PoolSpec:
-        memory = DeviceMemory(*torch.cuda.mem_get_info(self._device))  # of the others too: they are taken to be alike
+        # Of the other ranks' devices too: they are taken to be alike.
+        memory = DeviceMemory(*torch.cuda.mem_get_info(self._device), self.reserved_bytes)
         largest = max(self._models, key=lambda model: model.kv_elements_per_token)
         weight_bytes = self._element_bytes * sum(prod(shape) for shape in layout(largest).values())
         spec = gpu_pool(largest, config, memory, weight_bytes, self._dtype, DECODE_STEPS[-1])
@@ -98,7 +105,6 @@ class GpuBackend:
     def open(self, lanes: Sequence[LaneSpec], progress: Progress) -> LaneHost:
         assert self._arrays is not None
         sys.setswitchinterval(SWITCH_SECONDS)
-        torch.set_float32_matmul_precision("highest")  # float32 means float32
         if len(self._models) > 1:
             self._meeting_place = tempfile.mkdtemp(prefix="tidegate-")
             self._others = RankProcesses(len(self._models))
@@ -108,12 +114,13 @@ class GpuBackend:
         places = Places(parts, self._form)
         progress("preparing attention kernels", 0.0)
         self._why_eager = why_no_graphs(own, getattr(torch, self._dtype), self._device)
+        fused = self._fused(lanes, progress)
         if self._others is not None:
             self._others.begin(self._init)
         rank = GpuRank(self._source, own, self._dtype, self._meeting_place)
-        weights, pool = rank.load(self._arrays, lambda fraction: progress("loading weights", fraction))
+        weights, pool = rank.load(rank.allocate(self._arrays), lambda fraction: progress("loading weights", fraction))
         self.kv_bytes = self._kv_bytes_of_all(rank.kv_bytes)
-        make = self._followed(rank.runners(weights, pool, self._why_eager is None))
+        make = self._followed(rank.runners(weights, pool, self._why_eager is not None, progress))
         alone, phases = len(lanes) == 1, {spec.name: spec.phases for spec in lanes}
         # Gates other than "static" choose among the shares that are measured.
         gate = self._config.gate or MODES[self._config.mode].gates[0]
@@ -129,13 +136,13 @@ class GpuBackend:
                     progress(stage, fraction)
 
             return LanePlan(
-                make=lambda: make(lane),
+                make=lambda: make(lane, places.of(lane, 1.0) if lane in fused else None),
                 place=lambda share: places.of(lane, share),
                 share=1.0 if alone and lane in phases else share,
                 ladder=shapes,
                 beside=[shape for shape in shapes if not shape.hybrid and bool(shape.prefill_tokens) is (lane == "P")],
                 progress=told,
-                count_sms=_count_sms,
+                count_sms=count_sms,
                 reserved_bytes=lambda: torch.cuda.memory_reserved(self._device),
                 moving=[share if lane == "P" else 1.0 - share for share in moving],
             )
@@ -159,20 +166,32 @@ class GpuBackend:
     def _init(self, rank: int) -> wire.RankInit:
         """What another rank is told first."""
         assert self._arrays is not None and self._meeting_place is not None
+        graphs = self._why_eager is None
         return wire.RankInit(
-            self._config, rank, self._dtype, self._arrays, self._form.name, self._why_eager is None, self._meeting_place
+            self._config, rank, self._dtype, self._arrays, self._form.name, graphs, self._meeting_place
         )
 
-    def _followed(self, make: Callable[[str], LaneRunner]) -> Callable[[str], LaneRunner]:
+    def _followed(self, make: Callable[[str, Place | None], LaneRunner]) -> Callable[[str, Place | None], LaneRunner]:
         """The same runners, with what they do told to the other ranks."""
         if self._others is None:
             return make
         lead = Lead(self._others.tell)
-        return lambda lane: LeadingRunner(lane, make, lead)
+        return lambda lane, fused_in: LeadingRunner(lane, lambda lane: make(lane, fused_in), lead)
 
     def _kv_bytes_of_all(self, own_bytes: int) -> int:
         elements = [model.kv_elements_per_token for model in self._models]
         return own_bytes * sum(elements) // elements[0]
+
+    def _fused(self, lanes: Sequence[LaneSpec], progress: Progress) -> set[str]:
+        """The lanes that may run attention of prompts and decodes in one kernel. Says so where some ask in vain."""
+        asking = {lane.name for lane in lanes if lane.fused}
+        if not asking:
+            return asking
+        why = self._why_eager or why_no_pod(self._source.spec, getattr(torch, self._dtype))
+        if len(self._models) > 1:
+            why = "every rank would measure, and choose, on its own"
+        tell_apart(lanes, why, progress)
+        return asking if why is None else set()
 
     def _ladder(self, phases: str) -> list[StepShape]:
         assert self._arrays is not None
@@ -191,13 +210,3 @@ def _form(asked: str, parts: SmParts, divide: bool) -> Form:
                 raise
             return FORMS["streams"]  # with one lane there is nothing to divide, and a later mode will do with this
     return form
-
-
-def _count_sms(place: Place) -> CountSms:
-    try:
-        from tidegate.kernels.triton_sm_ids import SmIds
-    except ImportError:
-        return lambda: 0
-    assert place.stream is not None
-    ids = SmIds(place.stream)
-    return lambda: len(ids.known() or ())

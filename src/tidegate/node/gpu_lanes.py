@@ -20,6 +20,7 @@ from tidegate.base.errors import ConfigError
 from tidegate.base.events import BatchDone, BatchEnding, Event, LaneGone, LaneReady
 from tidegate.device.places import Place
 from tidegate.device.pool import Pool
+from tidegate.kernels.collectives import PeerLost
 from tidegate.node.foresight import Foresight
 from tidegate.node.lane_host import LaneReading
 from tidegate.node.moves import Moves
@@ -27,6 +28,7 @@ from tidegate.runner.inputs import apply_tables
 from tidegate.runner.lane_runner import LaneRunner, Pending
 from tidegate.runner.shapes import StepShape, shape_for
 
+SWITCH_SECONDS = 2e-4  # of the interpreter: a lane that prepares a step must not wait long for it
 PAUSE_SECONDS = 0.02  # without a batch, after which a lane takes the time to capture a graph
 
 Post = Callable[[Event], None]
@@ -56,7 +58,8 @@ class LaneThreads:
         self._inbox: queue.SimpleQueue[Batch | float | None] = queue.SimpleQueue()  # a float is a share to prepare
         self._enqueued: queue.SimpleQueue[tuple[Pending, tuple[StepShape, Place], float] | None] = queue.SimpleQueue()
         self._foresight = Foresight()
-        self._moves: Moves | None = None
+        self._runner: LaneRunner | None = None
+        self._moves: Moves | None = None  # set last: from then on the lane can be read
         self._sms: dict[Place, CountSms] = {}
         self._extra_bytes = 0
         self._threads = [
@@ -73,11 +76,11 @@ class LaneThreads:
         self._inbox.put(share)
 
     def reading(self, alone: bool) -> LaneReading:
-        if self._moves is None:
+        if self._moves is None or self._runner is None:
             return LaneReading()
         place = self._plan.place(1.0) if alone else self._moves.in_force
         count = self._sms.get(place)
-        return LaneReading(count() if count else 0, self._extra_bytes)
+        return LaneReading(count() if count else 0, self._extra_bytes, self._runner.hybrid_attention)
 
     def close(self) -> None:
         self._inbox.put(None)
@@ -91,7 +94,7 @@ class LaneThreads:
             before = self._plan.reserved_bytes()
             runner, moves = self._start()
             self._extra_bytes = self._plan.reserved_bytes() - before
-        self._moves = moves
+        self._runner, self._moves = runner, moves
         self._post(LaneReady(self._name))
         busy = False  # a batch has just been enqueued: the device has work for the length of a step
         while True:
@@ -162,6 +165,8 @@ class LaneThreads:
             work()
         except ConfigError as error:
             self._post(LaneGone(self._name, str(error), config=True))
+        except PeerLost:
+            pass  # ``fail`` tells which rank it was
         except torch.OutOfMemoryError:
             traceback.print_exc()
             reason = (

@@ -1,6 +1,7 @@
 """The seam between the node's loop and its lanes: processes here, threads on a GPU."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import NamedTuple, Protocol
 
 from tidegate.base.batch import Batch
@@ -8,10 +9,11 @@ from tidegate.base.events import Event
 
 
 class LaneReading(NamedTuple):
-    """What a lane really has of the device; 0 where that is not known or means nothing."""
+    """What a lane really has of the device and did with it; 0, or nothing, where that is not known or means nothing."""
 
     sms: int = 0
     extra_memory_bytes: int = 0  # graphs, workspaces and activations
+    hybrid_attention: Mapping[str, int] = MappingProxyType({})  # see LaneStats
 
 
 class LaneHost(Protocol):

@@ -46,6 +46,10 @@ class LeadingRunner:
         self._lane, self._runner, self._lead = lane, make(lane), lead
         self._met: set[StepShape] = set()
 
+    @property
+    def hybrid_attention(self) -> dict[str, int]:
+        return self._runner.hybrid_attention
+
     def prepared(self, shape: StepShape, place: Place) -> bool:
         return self._runner.prepared(shape, place)
 

@@ -37,7 +37,8 @@ class Moves:
 
     def place_for(self, shape: StepShape, wanted: Place) -> Place:
         """Where to run a step: where it is wanted, if that place is prepared for it; else in the latest that is."""
-        self._lately = (shape, *(other for other in self._lately if other != shape))[:LATELY]
+        if wanted is not self._whole:  # what only runs there needs nothing captured elsewhere
+            self._lately = (shape, *(other for other in self._lately if other != shape))[:LATELY]
         if self._prepared(shape, wanted):
             place = wanted
         else:

@@ -2,7 +2,6 @@
 
 import logging
 import selectors
-from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
@@ -29,6 +28,7 @@ from tidegate.core.config import check_shares
 from tidegate.core.core import Core
 from tidegate.node import wire
 from tidegate.node.lane_host import LaneHost
+from tidegate.node.lane_watch import LaneWatch
 from tidegate.policy.modes import MODES
 
 log = logging.getLogger("tidegate.node")
@@ -36,21 +36,6 @@ log = logging.getLogger("tidegate.node")
 
 class OnEvent(Protocol):
     def __call__(self, event: Event, now: float) -> list[Action]: ...
-
-
-class LaneWatch:
-    """Decides whether a lost lane is started again: not after ``MAX_LOSSES`` losses within ``WINDOW_SECONDS``."""
-
-    MAX_LOSSES = 6
-    WINDOW_SECONDS = 60.0
-
-    def __init__(self) -> None:
-        self._losses: dict[str, deque[float]] = {}
-
-    def may_restart(self, lane: str, now: float) -> bool:
-        losses = self._losses.setdefault(lane, deque(maxlen=self.MAX_LOSSES))
-        losses.append(now)
-        return len(losses) < self.MAX_LOSSES or now - losses[0] > self.WINDOW_SECONDS
 
 
 class Node:
@@ -164,7 +149,9 @@ class Node:
         stats = self._core.stats()
         alone = len(self._core.mode.lanes) == 1
         for name, lane in stats.lanes.items():
-            lane.sms, lane.extra_memory_bytes = self._lanes.reading(name, alone)
+            reading = self._lanes.reading(name, alone)
+            lane.sms, lane.extra_memory_bytes = reading.sms, reading.extra_memory_bytes
+            lane.hybrid_attention = dict(reading.hybrid_attention)
         return stats
 
     def _answer_modes(self) -> None:

@@ -1,4 +1,4 @@
-"""Lanes as processes over one memory file, forked from one stem (CPU core sets; later MPS)."""
+"""Lanes as processes over one memory file, forked from one stem (CPU core sets; see ``node.mps_lanes`` for a GPU)."""
 
 import contextlib
 import ctypes

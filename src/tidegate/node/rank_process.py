@@ -24,15 +24,13 @@ from tidegate.models.shards import divide
 from tidegate.models.sources import open_model
 from tidegate.node import wire
 from tidegate.node.follow import Follower
+from tidegate.node.gpu_lanes import SWITCH_SECONDS
 from tidegate.node.gpu_rank import GpuRank
 from tidegate.runner.lane_runner import LaneRunner
-
-SWITCH_SECONDS = 2e-4  # as in rank 0
 
 
 def follow(init: wire.RankInit, orders: Iterator[wire.ToRank], end: "End") -> None:
     torch.cuda.set_device(init.rank)
-    torch.set_float32_matmul_precision("highest")
     source = open_model(init.config.model, init.config.load_format, init.config.seed)
     spec = divide(source.spec, Shard(init.rank, init.config.tensor_parallel_size))
     rank = GpuRank(source, spec, init.dtype, init.meeting_place)
@@ -40,13 +38,13 @@ def follow(init: wire.RankInit, orders: Iterator[wire.ToRank], end: "End") -> No
         reason = why_no_graphs(spec, getattr(torch, init.dtype), rank.device)
         if reason is not None:
             raise ConfigError(f"the GPUs differ: {reason}")
-    weights, pool = rank.load(init.arrays, lambda fraction: None)
+    weights, pool = rank.load(rank.allocate(init.arrays), lambda fraction: None)
     places = Places(SmParts(init.rank), FORMS[init.form])
-    make = rank.runners(weights, pool, init.graphs)
+    make = rank.runners(weights, pool, eager=not init.graphs)
 
     def runner(lane: str) -> LaneRunner:
         torch.cuda.set_device(init.rank)
-        return make(lane)
+        return make(lane, None)
 
     follower = Follower(pool, runner, places.at, end.failed)
     gc.collect()

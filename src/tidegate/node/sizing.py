@@ -9,6 +9,7 @@ from tidegate.node.config import EngineConfig
 
 DEFAULT_UTILIZATION = 0.9  # of a GPU's memory
 GPU_RESERVED_BYTES = 6 << 30  # graphs, activations and workspaces of two lanes
+MPS_RESERVED_BYTES = 12 << 30  # the same and contexts, of three processes and one that is prepared beside them
 DEFAULT_KV_BYTES = 4 << 30  # where there is no GPU
 MEMORY_FRACTION = 0.4  # of the free memory that KV takes at most, unless the user says how much
 
@@ -41,6 +42,7 @@ class DeviceMemory(NamedTuple):
 
     free_bytes: int
     total_bytes: int
+    reserved_bytes: int = GPU_RESERVED_BYTES  # that lanes take besides weights and KV
 
 
 def gpu_pool(
@@ -55,12 +57,12 @@ def gpu_pool(
     element_bytes = {"float32": 4}.get(dtype, 2)
     spec = pool_of(model, config, _gpu_kv_bytes(config, memory, weight_bytes, dtype), element_bytes, dtype, most_seqs)
     block_bytes = model.kv_elements_per_token * element_bytes * config.block_size
-    asked, left = spec.num_blocks * block_bytes, memory.free_bytes - weight_bytes - GPU_RESERVED_BYTES
+    asked, left = spec.num_blocks * block_bytes, memory.free_bytes - weight_bytes - memory.reserved_bytes
     if asked > left:
         flag = "--num-gpu-blocks-override" if config.num_blocks is not None else "--kv-cache-memory-bytes"
         raise ConfigError(
             f"{flag} asks for {_gib(asked)} of KV cache, {_gib(asked - left)} more than there is: "
-            f"{_needs(weight_bytes, dtype)}, and {_gib(memory.free_bytes)} of the GPU's memory are free; "
+            f"{_needs(weight_bytes, dtype, memory)}, and {_gib(memory.free_bytes)} of the GPU's memory are free; "
             f"lower it to at most {left // block_bytes} blocks ({_gib(left)})"
         )
     return spec
@@ -70,9 +72,9 @@ def _gpu_kv_bytes(config: EngineConfig, memory: DeviceMemory, weight_bytes: int,
     fraction = DEFAULT_UTILIZATION if config.gpu_memory_utilization is None else config.gpu_memory_utilization
     if not 0 < fraction <= 1:
         raise ConfigError(f"--gpu-memory-utilization {fraction} is not a fraction: give a number over 0 and up to 1")
-    free, total = memory
-    needed = weight_bytes + GPU_RESERVED_BYTES
-    needs = _needs(weight_bytes, dtype)
+    free, total, reserved = memory
+    needed = weight_bytes + reserved
+    needs = _needs(weight_bytes, dtype, memory)
     if needed >= total:
         smaller = "take a smaller model" if dtype != "float32" else "take a smaller model, or --dtype bfloat16"
         raise ConfigError(f"{needs}: that is {_gib(needed - total)} more than the GPU has ({_gib(total)}); {smaller}")
@@ -94,8 +96,8 @@ def _gpu_kv_bytes(config: EngineConfig, memory: DeviceMemory, weight_bytes: int,
     return room
 
 
-def _needs(weight_bytes: int, dtype: str) -> str:
-    return f"the weights need {_gib(weight_bytes)} in {dtype} and {_gib(GPU_RESERVED_BYTES)} are kept for graphs"
+def _needs(weight_bytes: int, dtype: str, memory: DeviceMemory) -> str:
+    return f"the weights need {_gib(weight_bytes)} in {dtype} and {_gib(memory.reserved_bytes)} are kept for graphs"
 
 
 def _gib(num_bytes: int) -> str:

@@ -2,8 +2,8 @@
 
     server process  ── NodeInit, Submit, Abort, Ask, Shutdown ──▶  node process (core, pool)
                     ◀── Progress, ModelFound, Ready, Outputs, Reply, Fatal ──
-    node process    ── LaneInit, RunBatch, StopLane ──▶  lane process (one for each lane)
-                    ◀── LaneUp, LaneResult, LaneFailure ──
+    node process    ── LaneInit or GpuLaneInit, RunBatch, StopLane ──▶  lane process (one for each lane, or more)
+                    ◀── LaneUp, LaneEnding, LaneResult, LaneFailure ──
     node process    ── RankInit, StartLane, PrepareStep, RunStep, StepDone, StopRank ──▶  rank process (one a GPU)
                     ◀── RankFailure ──
 
@@ -25,6 +25,7 @@ from tidegate.base.request import Output, RequestSpec
 from tidegate.base.specs import ModelSpec, PoolSpec, Region
 from tidegate.base.stats import Stats
 from tidegate.node.config import EngineConfig
+from tidegate.runner.shapes import StepShape
 from tidegate.slo.gate import Limits
 
 _LENGTH = struct.Struct("<I")
@@ -143,6 +144,20 @@ class LaneInit(msgspec.Struct, tag="lane_init"):
     meeting_place: str = ""  # a directory where the lane's ranks find each other, where there are several
 
 
+class GpuLaneInit(msgspec.Struct, tag="gpu_lane_init"):
+    """Comes after two file descriptors (``node.shared_fds``): of the device memory in which ``regions`` lie, and of a
+    memory file that holds the block table alone."""
+
+    lane: str
+    model: ModelSpec
+    pool: PoolSpec
+    regions: list[Region]
+    shared_bytes: int  # of the device memory
+    ladder: list[StepShape]  # of its graphs
+    eager: bool  # steps can't be graphs
+    first: bool  # its kernels are started before those of other lanes
+
+
 class RunBatch(msgspec.Struct, tag="run"):
     batch: Batch
 
@@ -151,14 +166,24 @@ class StopLane(msgspec.Struct, tag="stop"):
     pass
 
 
-ToLane = LaneInit | RunBatch | StopLane
+ToLane = LaneInit | GpuLaneInit | RunBatch | StopLane
 
 
 # ---- lane → node
 
 
 class LaneUp(msgspec.Struct, tag="up"):
+    """``sms`` and ``extra_memory_bytes``: see ``lane_host.LaneReading``."""
+
     lane: str
+    sms: int = 0
+    extra_memory_bytes: int = 0
+
+
+class LaneEnding(msgspec.Struct, tag="ending"):
+    """The batch in flight is about to end."""
+
+    batch_id: int
 
 
 class LaneResult(msgspec.Struct, tag="result"):
@@ -166,12 +191,15 @@ class LaneResult(msgspec.Struct, tag="result"):
 
 
 class LaneFailure(msgspec.Struct, tag="failure"):
-    """The lane's last words before it ends itself: it could not run a batch, or not start."""
+    """The lane's last words before it ends itself: it could not run a batch, or not start. ``config``: what the user
+    asked for is to blame. ``no_context``: not even an empty context could be made on the device."""
 
     reason: str
+    config: bool = False
+    no_context: bool = False
 
 
-FromLane = LaneUp | LaneResult | LaneFailure
+FromLane = LaneUp | LaneEnding | LaneResult | LaneFailure
 
 
 # ---- node, which is rank 0 → other ranks

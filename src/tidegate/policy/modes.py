@@ -10,11 +10,13 @@ from tidegate.policy.rule import BatchRule
 
 @dataclass(frozen=True)
 class LaneSpec:
-    """A lane runs batches over a pool. ``phases``: which of P and D its rule may put into a batch."""
+    """A lane runs batches over a pool. ``phases``: which of P and D its rule may put into a batch. ``fused``: attention
+    of a batch's prompts and decodes is to run in one kernel, where the device has one and it is faster than two."""
 
     name: str
     phases: str
     rule: BatchRule
+    fused: bool = False
 
     @property
     def decodes(self) -> bool:
@@ -35,6 +37,7 @@ MODES: dict[str, Mode] = {
     for mode in (
         Mode("prefill-first", (LaneSpec("D", "PD", prefill_first),), "none", ("static",), "vLLM's original scheduler"),
         Mode("chunked", (LaneSpec("D", "PD", hybrid),), "none", ("static",), "Sarathi-Serve"),
+        Mode("pod", (LaneSpec("D", "PD", hybrid, fused=True),), "none", ("static",), "POD-Attention"),
         Mode(
             "semi",
             (LaneSpec("D", "D", decode_only), LaneSpec("P", "P", prefill_only)),

@@ -25,7 +25,7 @@ def plain_attention() -> None:
 
 
 class EagerRunner:
-    """Implements ``LaneRunner``. Nothing is prepared: any step can start anywhere."""
+    """Implements ``LaneRunner``. Nothing is prepared: any step can start anywhere. Nothing is fused."""
 
     def __init__(self, runner: Runner) -> None:
         self._runner = runner
@@ -38,6 +38,10 @@ class EagerRunner:
         attention = attention_over(TorchAttention, spec, pool.kv, pool.table)
         model = build_model(spec, weights, attention, collectives=collectives)
         return cls(Runner(model, attention, pool, spec, collectives))
+
+    @property
+    def hybrid_attention(self) -> dict[str, int]:
+        return {}
 
     def prepared(self, shape: StepShape, place: Place) -> bool:
         return True

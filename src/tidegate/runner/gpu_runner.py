@@ -1,5 +1,6 @@
 """Runs a lane's batches on a GPU: each is one graph, enqueued without waiting for the one before it."""
 
+import logging
 import threading
 
 import numpy as np
@@ -12,14 +13,18 @@ from tidegate.device.pool import Pool
 from tidegate.kernels.collectives import Collectives
 from tidegate.kernels.flashinfer_attention import SwitchedAttention, Workspace
 from tidegate.kernels.host_copies import to_device, to_host
+from tidegate.kernels.pod_attention import scratch_bytes
+from tidegate.kernels.pod_rule import APART, POD, HybridWork, PodRule
 from tidegate.models.registry import build_model
 from tidegate.runner.lane_runner import Enqueued
 from tidegate.runner.sampler import Sampled, Sampler
-from tidegate.runner.shapes import Scratch, StepShape, shape_for
+from tidegate.runner.shapes import MAX_SLICES, Scratch, StepShape, held_by, shape_for
 from tidegate.runner.step_graph import Staging, StepGraph
 
 CAPTURE = threading.Lock()  # CUDA takes one capture at a time
 WORKSPACE_BYTES = 256 << 20
+
+log = logging.getLogger("tidegate.runner")
 
 
 class GpuRunner:
@@ -27,13 +32,10 @@ class GpuRunner:
     lane's steps run one after another, wherever they run."""
 
     def __init__(
-        self,
-        spec: ModelSpec,
-        weights: dict[str, torch.Tensor],
-        pool: Pool,
-        scratch: Scratch,
-        collectives: Collectives | None = None,
-    ) -> None:
+        self, spec: ModelSpec, weights: dict[str, torch.Tensor], pool: Pool, scratch: Scratch,
+        pod_rule: PodRule | None = None, collectives: Collectives | None = None,
+    ) -> None:  # fmt: skip
+        """``pod_rule``: which of the batches that may be fused are; without one, none is."""
         self._spec, self._pool, self._scratch = spec, pool, scratch
         self._table = pool.table.numpy()
         self._attention = SwitchedAttention()
@@ -46,7 +48,15 @@ class GpuRunner:
         self._memory = torch.cuda.graph_pool_handle()
         self._graphs: dict[tuple[StepShape, Place], StepGraph] = {}
         self._warm: set[StepShape] = set()  # shapes whose kernels have run, somewhere
+        self._sms = torch.cuda.get_device_properties(pool.kv.device).multi_processor_count
+        self._pod_rule = pod_rule
+        self._told = False  # that there is no rule, though batches ask
+        self._hybrid_attention = {} if pod_rule is None else {APART: 0, POD: 0}
         self._last: torch.cuda.Event | None = None  # recorded behind the lane's last batch
+
+    @property
+    def hybrid_attention(self) -> dict[str, int]:
+        return self._hybrid_attention.copy()
 
     def prepared(self, shape: StepShape, place: Place) -> bool:
         return (shape, place) in self._graphs
@@ -71,7 +81,7 @@ class GpuRunner:
                 if piece.history:
                     history = to_device(np.array(piece.history, dtype=np.int32), graph.tokens.device)
                     self._pool.tokens[piece.slot, : len(history)].copy_(history)
-            rows = graph.load(batch, self._table)
+            rows = graph.load(batch, self._table, self._form(batch, graph))
             graph.replay()
             sampled = self._sample(batch, graph, rows)
             if sampled is None:
@@ -93,7 +103,7 @@ class GpuRunner:
         with CAPTURE, torch.cuda.stream(there):
             graph = StepGraph(
                 self._spec, self._model, self._attention, self._pool, shape, self._scratch, self._workspaces,
-                self._staging,
+                self._staging, self._may_be_pod(shape),
             )  # fmt: skip
             if shape not in self._warm:
                 if self._last is not None:
@@ -106,6 +116,28 @@ class GpuRunner:
         stream.wait_stream(there)  # the graph's buffers have been filled there
         self._graphs[shape, place] = graph
         return graph
+
+    def _may_be_pod(self, shape: StepShape) -> bool:
+        """Whether attention in one kernel can be faster for a batch of this shape, and its workspace suffices."""
+        if self._pod_rule is None or not shape.hybrid or not self._pod_rule.may_win(*held_by(shape)):
+            return False
+        needed = scratch_bytes(self._spec, shape.prefill_tokens, MAX_SLICES, shape.decodes, self._sms)
+        return sum(needed) <= WORKSPACE_BYTES
+
+    def _form(self, batch: Batch, graph: StepGraph) -> str:
+        """Of the batch's attention."""
+        if not batch.fused or not batch.hybrid:
+            return APART
+        if self._pod_rule is None:
+            if not self._told:
+                log.warning(
+                    "attention of prompts and decodes runs in two kernels: this lane was started without the one"
+                )
+            self._told = True
+            return APART
+        form = POD if POD in graph.forms and self._pod_rule.wins(HybridWork.of(batch)) else APART
+        self._hybrid_attention[form] += 1
+        return form
 
     def _sample(self, batch: Batch, graph: StepGraph, rows: list[int]) -> Sampled | None:
         """Where the graph's greedy choice is not what was asked for, chooses again, and stores that."""

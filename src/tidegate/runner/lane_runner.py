@@ -76,7 +76,12 @@ class Enqueued(NamedTuple):
 
 
 class LaneRunner(Protocol):
-    """One lane's, used by one thread."""
+    """One lane's, used by one thread; any may read ``hybrid_attention``."""
+
+    @property
+    def hybrid_attention(self) -> dict[str, int]:
+        """See ``LaneStats``; of batches that may have it fused."""
+        ...
 
     def prepared(self, shape: StepShape, place: Place) -> bool:
         """Whether a step of this shape can start there without further ado."""

@@ -38,6 +38,13 @@ def shape_for(prefill_tokens: int, decodes: int) -> StepShape:
     return StepShape(_at_least(PREFILL_STEPS, prefill_tokens), _at_least(DECODE_STEPS, decodes))
 
 
+def held_by(shape: StepShape) -> tuple[tuple[int, int], tuple[int, int]]:
+    """The prompt tokens and the decode rows (each from, to) of batches that a hybrid shape is the smallest for."""
+    step = TOKEN_STEPS.index(shape.prefill_tokens + shape.decodes)
+    smaller = TOKEN_STEPS[step - 1] - shape.decodes if step else 0
+    return (max(0, smaller) + 1, shape.prefill_tokens), (shape.decodes - HYBRID_DECODES + 1, shape.decodes)
+
+
 def ladder(prefill: bool, decode: bool, max_prefill_tokens: int, max_decodes: int) -> list[StepShape]:
     """Every shape that steps of a lane can have, by the phases that it runs; hybrid ones where it runs both."""
     prefills = [StepShape(n, 0) for n in _up_to(PREFILL_STEPS, max_prefill_tokens)] if prefill else []

@@ -1,6 +1,8 @@
 """A step as one CUDA graph: embedding, layers, logits and the greedy choice, for a fixed number of prompt tokens and
 decode rows. A batch is put into the smallest graph that holds it; what it does not fill is padding, which reads and
 writes only a block and a slot that belong to nobody.
+
+A hybrid step may have a second graph, which differs in that attention is one kernel (``kernels.pod_attention``).
 """
 
 from typing import Any
@@ -14,6 +16,7 @@ from tidegate.base.specs import ModelSpec
 from tidegate.device.gpu_memory import borrowed
 from tidegate.device.pool import Pool
 from tidegate.kernels.flashinfer_attention import (
+    ApartRows,
     DecodeRows,
     GraphAttention,
     PagedRows,
@@ -21,6 +24,8 @@ from tidegate.kernels.flashinfer_attention import (
     SwitchedAttention,
     Workspace,
 )
+from tidegate.kernels.pod_attention import PodRows
+from tidegate.kernels.pod_rule import APART, POD
 from tidegate.models.registry import Model
 from tidegate.runner.shapes import MAX_SLICES, Scratch, StepShape
 
@@ -62,13 +67,23 @@ class Staging:
         return self._buffers[0][:size]
 
 
+class _Recorded:
+    """The step with one form of attention, and the graph that it has been recorded to."""
+
+    def __init__(self, attention: GraphAttention) -> None:
+        self.attention = attention
+        self.graph = torch.cuda.CUDAGraph()
+        self.logits = self.tokens = torch.empty(0)
+
+
 class StepGraph:
     """Not thread-safe: belongs to one lane. Made, warmed up and captured on one stream, replayed on any."""
 
     def __init__(
         self, spec: ModelSpec, model: Model, attention: SwitchedAttention, pool: Pool, shape: StepShape,
-        scratch: Scratch, workspaces: tuple[Workspace, Workspace], staging: Staging,
+        scratch: Scratch, workspaces: tuple[Workspace, Workspace], staging: Staging, pod: bool = False,
     ) -> None:  # fmt: skip
+        """``pod``: of a hybrid shape, with the second graph."""
         self.shape = shape
         self._model, self._attention, self._pool, self._scratch = model, attention, pool, scratch
         device, per_seq = pool.kv.device, pool.spec.max_blocks_per_seq
@@ -76,19 +91,24 @@ class StepGraph:
         self._meta = torch.zeros(self._layout.size, dtype=torch.int32, device=device)
         self._staging = staging
         block_size, dtype = pool.spec.block_size, pool.kv.dtype
-        self._prefill = self._decode = None
+        self._prefill = self._decode = self._pod = None
+        prompts = PagedRows(self._of("p_indptr"), self._of("p_indices"), self._of("p_last"))
         if shape.prefill_tokens:
-            rows = PagedRows(self._of("p_indptr"), self._of("p_indices"), self._of("p_last"))
             self._prefill = PrefillRows(
-                spec, dtype, block_size, shape.prefill_tokens, workspaces[0], self._of("qo_indptr"), rows
+                spec, dtype, block_size, shape.prefill_tokens, workspaces[0], self._of("qo_indptr"), prompts
             )
         if shape.decodes:
             rows = PagedRows(self._of("d_indptr"), self._of("d_indices"), self._of("d_last"))
             self._decode = DecodeRows(spec, dtype, block_size, workspaces[1], rows)
-        self._graph_attention = GraphAttention(
-            pool.kv, self._of("places"), shape.prefill_tokens, self._prefill, self._decode
-        )
-        self._graph = torch.cuda.CUDAGraph()
+        places, apart = self._of("places"), ApartRows(shape.prefill_tokens, self._prefill, self._decode)
+        self.forms = {APART: _Recorded(GraphAttention(pool.kv, places, apart))}
+        if pod:
+            assert self._decode is not None
+            self._pod = PodRows(
+                spec, dtype, block_size, shape.prefill_tokens, workspaces, self._of("qo_indptr"), prompts, self._decode
+            )
+            self.forms[POD] = _Recorded(GraphAttention(pool.kv, places, self._pod))
+        self._loaded = self.forms[APART]
         # After a replay, until the next replay of any of the lane's graphs:
         self.logits = torch.empty(0)  # float32 [rows that may sample, vocab]
         self.tokens = torch.empty(0)  # int64 [rows that may sample]: the greedy choice
@@ -96,24 +116,27 @@ class StepGraph:
     # ---- capture
 
     def warm_up(self) -> None:
-        """Runs an empty step on the current stream, without waiting for it: compiles and sets up what a capture may
+        """Runs empty steps on the current stream, without waiting for them: compiles and sets up what a capture may
         not. Uses the workspaces."""
-        self._load_padding()
-        self._attention.current = self._graph_attention
-        self._compute()
+        for form, recorded in self.forms.items():
+            self._load_padding(form)
+            self._attention.current = recorded.attention
+            self._compute()
 
     def capture(self, memory: Any) -> None:
         """Records the step on the current stream; kernels stay on that stream's part of the device. ``memory``: the
         pool of graph memory that the lane's graphs share. Neither waits for the device nor gives it any work: torch's
         own context manager would do both."""
-        self._attention.current = self._graph_attention
-        self._graph.capture_begin(memory, capture_error_mode="thread_local")
-        try:
-            logits, tokens = self._compute()
-        finally:
-            self._graph.capture_end()
-        # Borrowed, so that the memory of one graph's results is the next one's too: logits are what is largest here.
-        self.logits, self.tokens = borrowed(logits), borrowed(tokens)
+        for recorded in self.forms.values():
+            self._attention.current = recorded.attention
+            recorded.graph.capture_begin(memory, capture_error_mode="thread_local")
+            try:
+                logits, tokens = self._compute()
+            finally:
+                recorded.graph.capture_end()
+            # Borrowed, so that the memory of one graph's results is the next one's too: logits are the largest here.
+            recorded.logits, recorded.tokens = borrowed(logits), borrowed(tokens)
+        self._show(APART)
 
     def _compute(self) -> tuple[torch.Tensor, torch.Tensor]:
         store, split = self._pool.tokens, self.shape.prefill_tokens
@@ -128,11 +151,13 @@ class StepGraph:
 
     # ---- steps
 
-    def load(self, batch: Batch, table: NDArray[np.int32]) -> list[int]:
-        """Enqueues the batch's integers and schedules on the current stream. ``table`` is the host's block table.
+    def load(self, batch: Batch, table: NDArray[np.int32], form: str = APART) -> list[int]:
+        """Enqueues the batch's integers and schedules on the current stream. ``table`` is the host's block table, and
+        ``form`` one of ``forms``, which the next replay is of.
 
         Returns the row of ``logits`` and ``tokens`` of each sampled row, in the batch's order.
         """
+        self._show(form)
         host = self._staging.next(self._layout.size)
         array = host.numpy()
         view = {name: array[a:b] for name, (a, b) in self._layout.spans.items()}
@@ -186,11 +211,15 @@ class StepGraph:
             view["d_indices"][listed : listed + padding] = self._scratch.block
             view["d_indptr"][decodes + 1 :] = listed + 1 + np.arange(padding)
             listed += padding
-        self._send(host, blocks, listed, kv_lens, context_lens)
+        self._send(host, blocks, listed, kv_lens, context_lens, self._pod if form == POD else self._prefill)
         return sampled_rows
 
     def replay(self) -> None:
-        self._graph.replay()
+        self._loaded.graph.replay()
+
+    def _show(self, form: str) -> None:
+        self._loaded = self.forms[form]
+        self.logits, self.tokens = self._loaded.logits, self._loaded.tokens
 
     def _fill_padding(self, view: dict[str, NDArray[np.int32]]) -> None:
         scratch = self._scratch
@@ -209,19 +238,19 @@ class StepGraph:
         # the prompt part is padding, or else its row is overwritten by ``load``.
         view["sampled"][:slices] = max(split - 1, 0)
 
-    def _load_padding(self) -> None:
+    def _load_padding(self, form: str) -> None:
         """An empty step."""
-        self.load(Batch(0, 1.0, [], [], [], [], []), np.zeros((1, 1), dtype=np.int32))
+        self.load(Batch(0, 1.0, [], [], [], [], []), np.zeros((1, 1), dtype=np.int32), form)
 
     def _send(
         self, host: torch.Tensor, prefill_blocks: int, decode_blocks: int, kv_lens: NDArray[np.int32],
-        context_lens: NDArray[np.int32],
+        context_lens: NDArray[np.int32], prompts: PrefillRows | PodRows | None,
     ) -> None:  # fmt: skip
         spans = self._layout.spans
         self._copy(host, 0, self._layout.fixed)
-        if self._prefill is not None:
+        if prompts is not None:
             self._copy(host, spans["p_indices"][0], prefill_blocks)
-            self._prefill.plan(self._host(host, "qo_indptr"), self._host(host, "p_indptr"), torch.from_numpy(kv_lens))
+            prompts.plan(self._host(host, "qo_indptr"), self._host(host, "p_indptr"), torch.from_numpy(kv_lens))
         if self._decode is not None:
             self._copy(host, spans["d_indices"][0], decode_blocks)
             self._decode.plan(self._host(host, "d_indptr"), torch.from_numpy(context_lens))

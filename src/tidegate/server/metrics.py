@@ -176,6 +176,14 @@ class _Scrape:
             ]
             if samples:
                 yield self._family(kind, name, meaning, samples)
+        choices: list[tuple[dict[str, str], float]] = [
+            ({"lane": lane, "attention": form}, count)
+            for lane, stats in lanes.items()
+            for form, count in stats.hybrid_attention.items()
+        ]
+        if choices:
+            meaning = "Hybrid batches by whether attention was one kernel (pod) or two (apart)."
+            yield self._family("counter", "tidegate:lane_hybrid_batches", meaning, choices)
 
     def _predictions(self, stats: Stats) -> Iterator[Metric]:
         errors = [

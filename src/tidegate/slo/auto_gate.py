@@ -83,6 +83,7 @@ class AutoGate(Gate):
         self.choices: dict[str, int] = {}
         self.moves = 0
         self._division: Division | None = None  # in force; None: fused
+        self._share = 0.5  # of the last one in force: prefill's slice in flight still has it when steps are fused again
         self._saved_s = 0.0  # by which steps were shorter than the base, of late
         self._pace = Pace(self.model.whole, self.limits.full_speed_tokens, 1.0, 0.0)
         self._rates_beside: dict[tuple[float, int], float] = {}  # by share and start of a slice, as believed now
@@ -91,8 +92,7 @@ class AutoGate(Gate):
 
     @property
     def shares(self) -> dict[str, float]:
-        share = self._division.share if self._division else 0.5
-        return {"P": share, "D": 1.0 - share}
+        return {"P": self._share, "D": 1.0 - self._share}
 
     def allow(self, load: Load) -> Allowance:
         return self._slice_beside(load) if load.lane == "P" else self._step(load)
@@ -243,6 +243,8 @@ class AutoGate(Gate):
     def _enter(self, division: Division | None) -> None:
         self.moves += division is not self._division
         self._division = division
+        if division is not None:
+            self._share = division.share
 
     def _chose(self, what: str, allowance: Allowance) -> Allowance:
         self.choices[what] = self.choices.get(what, 0) + 1
