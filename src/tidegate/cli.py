@@ -222,6 +222,14 @@ def add_engine(command: argparse.ArgumentParser) -> None:
         help="auto: a GPU where there is one (default: auto)",
     )
     group.add_argument(
+        "--tensor-parallel-size",
+        "-tp",
+        type=int,
+        default=1,
+        metavar="N",
+        help="GPUs that divide the model's heads and matrices among them; without a GPU, processes do (default: 1)",
+    )
+    group.add_argument(
         "--sharing",
         default="auto",
         choices=("auto", "disjoint", "capped", "streams", "mps"),
@@ -385,6 +393,7 @@ def engine_config(arguments: argparse.Namespace, model: str, **more: Any) -> Eng
         device=arguments.device,
         dtype=arguments.dtype,
         sharing=arguments.sharing,
+        tensor_parallel_size=arguments.tensor_parallel_size,
         quantization=arguments.quantization,
         mode=arguments.mode or mode_for(arguments.gate, arguments.slo is not None),
         prefill_share=arguments.prefill_share,
@@ -409,7 +418,7 @@ def engine_config(arguments: argparse.Namespace, model: str, **more: Any) -> Eng
 
 def summary(info: EngineInfo, arguments: argparse.Namespace, tokenizer: Tokenizer | None) -> str:
     share = arguments.prefill_share
-    lanes = f" (prefill {share:.0%}, decode {1 - share:.0%} while both run)" if len(info.lane_pids) > 1 else ""
+    lanes = f" (prefill {share:.0%}, decode {1 - share:.0%} while both run)" if "P" in info.lane_pids else ""
     tokens = info.pool.num_blocks * info.pool.block_size
     lines = [
         f"mode {info.mode}{lanes} on {info.device}, by {info.sharing}",

@@ -12,7 +12,7 @@ from tidegate.policy.modes import MODES
 LONGEST, MAX_TOKENS = 80, 8
 
 
-def check_tokens_in_every_mode(config: Any, folder: Path) -> None:
+def check_tokens_in_every_mode(config: Any, folder: Path, ranks: int = 1) -> None:
     """Asserts that ten prompts are answered with transformers' greedy tokens, alone and at once, though requests are
     preempted for want of blocks."""
     model = save_tiny(config, folder)
@@ -20,6 +20,7 @@ def check_tokens_in_every_mode(config: Any, folder: Path) -> None:
     settings = EngineConfig(
         model=str(folder),
         device="cpu",
+        tensor_parallel_size=ranks,
         max_model_len=100,
         num_blocks=12,
         max_num_seqs=12,

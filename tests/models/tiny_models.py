@@ -31,6 +31,7 @@ from tidegate.base.specs import ModelSpec, PoolSpec
 from tidegate.device.pool import Pool
 from tidegate.kernels.attention import AttentionRows
 from tidegate.kernels.choose_attention import attention_over
+from tidegate.kernels.collectives import Collectives
 from tidegate.kernels.torch_attention import TorchAttention
 from tidegate.models.linears import load, stored
 from tidegate.models.registry import build_model
@@ -194,10 +195,12 @@ class Driver:
         self._set_up(spec, weights, slots, max_len, blocks, backend)
 
     @classmethod
-    def over(cls, spec: ModelSpec, weights: dict[str, torch.Tensor]) -> "Driver":
+    def over(
+        cls, spec: ModelSpec, weights: dict[str, torch.Tensor], collectives: Collectives | None = None
+    ) -> "Driver":
         """Over weights that have been loaded already."""
         driver = cls.__new__(cls)
-        driver._set_up(spec, weights, 4, 64, "ascending", TorchAttention)
+        driver._set_up(spec, weights, 4, 64, "ascending", TorchAttention, collectives)
         return driver
 
     def _set_up(
@@ -208,6 +211,7 @@ class Driver:
         max_len: int,
         blocks: str,
         backend: type[TorchAttention],
+        collectives: Collectives | None = None,
     ) -> None:
         per_slot = -(-(max_len + 1) // BLOCK_SIZE)
         pool = Pool.allocate(spec, PoolSpec(slots * per_slot, BLOCK_SIZE, slots, max_len))
@@ -220,7 +224,7 @@ class Driver:
                 row = row.roll(per_slot // 3)
             pool.table[slot, :per_slot] = row
         self._attention = attention_over(backend, spec, pool.kv, pool.table)
-        self._model = build_model(spec, weights, self._attention)
+        self._model = build_model(spec, weights, self._attention, collectives=collectives)
         self._lengths = [0] * slots
 
     def step(self, rows: Sequence[tuple[int, list[int]]]) -> list[torch.Tensor]:

@@ -5,7 +5,8 @@ import re
 import pytest
 
 from tidegate.base.errors import ConfigError
-from tidegate.base.specs import ModelSpec
+from tidegate.base.specs import ModelSpec, Shard
+from tidegate.models.shards import divide
 from tidegate.node.config import EngineConfig
 from tidegate.node.sizing import GPU_RESERVED_BYTES, DeviceMemory, gpu_pool
 
@@ -31,6 +32,13 @@ def test_kv_gets_what_weights_and_graphs_leave_of_the_fraction():
     room = int(140 * GIB * 0.9) - 15 * GIB - GPU_RESERVED_BYTES
     assert pool().num_blocks == room // (16 * TOKEN_BYTES)
     assert pool(gpu_memory_utilization=0.5).num_blocks == (49 * GIB) // (16 * TOKEN_BYTES)
+
+
+def test_each_of_two_ranks_has_half_of_every_tokens_kv():
+    half = divide(MODEL, Shard(1, 2))
+    own = gpu_pool(half, EngineConfig(model="m"), DeviceMemory(140 * GIB, 140 * GIB), 8 * GIB, "bfloat16", 256)
+    room = int(140 * GIB * 0.9) - 8 * GIB - GPU_RESERVED_BYTES
+    assert own.num_blocks == room // (16 * TOKEN_BYTES // 2)
 
 
 def test_memory_that_another_process_holds_is_left_alone():

@@ -48,8 +48,20 @@ class LatentSpec(msgspec.Struct, frozen=True):
     rope_pairs: bool  # a checkpoint's elements are turned in pairs of neighbours, not of halves
 
 
+class Shard(msgspec.Struct, frozen=True):
+    """Which part of a model this is, where ``ranks`` devices compute it together (tensor parallel)."""
+
+    rank: int = 0
+    ranks: int = 1
+
+    def span(self, total: int) -> range:
+        """This rank's of ``total`` things in a row; ranks differ by one at most."""
+        return range(total * self.rank // self.ranks, total * (self.rank + 1) // self.ranks)
+
+
 class ModelSpec(msgspec.Struct, frozen=True):
-    """Everything about a decoder's shape. Sizes in elements."""
+    """Everything about a decoder's shape. Sizes in elements. Of one rank's part, heads and feed-forward sizes are its
+    own (``models.shards``)."""
 
     architecture: str  # Hugging Face's class name, e.g. "LlamaForCausalLM"
     num_layers: int
@@ -75,10 +87,17 @@ class ModelSpec(msgspec.Struct, frozen=True):
     latent: LatentSpec | None = None  # then there is one KV head, of ``rank + rope_dim`` elements
     layer_windows: tuple[int | None, ...] | None = None  # where they differ: each layer's, for ``sliding_window``
     transformers_config: str | None = None  # the text of config.json, where transformers' own modules compute the model
+    shard: Shard = Shard()
 
     def experts_of(self, layer: int) -> ExpertsSpec | None:
         """The experts of one layer, None where it has an MLP."""
         return None if self.experts is None or layer in self.experts.dense_layers else self.experts
+
+    @property
+    def head_rows(self) -> range:
+        """The tokens whose logits this rank computes: as many for each rank, but for the last."""
+        each = -(-self.vocab_size // self.shard.ranks)
+        return range(min(each * self.shard.rank, self.vocab_size), min(each * (self.shard.rank + 1), self.vocab_size))
 
     @property
     def kv_parts(self) -> int:

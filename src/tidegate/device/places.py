@@ -46,6 +46,7 @@ class Place:
     sms: int = 0
     stream: torch.cuda.Stream | None = None
     capture_stream: torch.cuda.Stream | None = None
+    part: Part | None = None  # None: all SMs
 
 
 @dataclass(frozen=True)
@@ -81,7 +82,10 @@ class Places:
 
     def of(self, lane: str, share: float) -> Place:
         """Where a batch of lane "P" or "D" runs that has ``share`` of the device."""
-        part = self._part(lane, share)
+        return self.at(lane, self._part(lane, share))
+
+    def at(self, lane: str, part: Part | None) -> Place:
+        """The same by the part itself; None for the whole device."""
         with self._lock:
             place = self._places.get((lane, part))
             if place is None:
@@ -97,4 +101,4 @@ class Places:
     def _make(self, lane: str, part: Part | None) -> Place:
         priority = HIGH_PRIORITY if lane in self.form.first else 0
         stream, capture_stream = (self._device.new_stream(part, priority) for _ in range(2))
-        return Place(part.sms if part else self._device.total, stream, capture_stream)
+        return Place(part.sms if part else self._device.total, stream, capture_stream, part)

@@ -7,12 +7,14 @@ from pathlib import Path
 
 import torch
 
-from tidegate.base.specs import ModelSpec
-from tidegate.models.weights import fill
+from tidegate.base.specs import ModelSpec, Shard
+from tidegate.models.shards import Cut
+from tidegate.models.weights import WHOLE, fill
 
 
 class DummySource:
-    """See ``models.sources.ModelSource``. The same spec and seed give the same weights.
+    """See ``models.sources.ModelSource``. The same spec and seed give the same weights, however many
+    ranks divide them.
 
     Every matrix has variance 1 / fan-in, so that activations neither vanish nor explode and logits have a spread of
     about one; norms are near 1 and biases near 0.
@@ -24,8 +26,16 @@ class DummySource:
         self.gguf_file = gguf_file
         self._seed = seed
 
-    def load(self, into: dict[str, torch.Tensor], progress: Callable[[float], None]) -> None:
-        fill(self.spec, into, self._draw, progress)
+    def load(self, into: dict[str, torch.Tensor], progress: Callable[[float], None], shard: Shard = WHOLE) -> None:
+        fill(self.spec, into, self._draw_cut, progress, shard)
+
+    def _draw_cut(self, part: str, out: torch.Tensor, cut: Cut) -> None:
+        if cut.whole:
+            self._draw(part, out)
+            return
+        tensor = torch.empty(cut.shape, dtype=out.dtype, device=out.device)
+        self._draw(part, tensor)
+        out.copy_(tensor.narrow(cut.axis, cut.start, cut.stop - cut.start))
 
     def _draw(self, part: str, out: torch.Tensor) -> None:
         # Seeded by name, so that a tensor does not depend on which others were drawn before it.

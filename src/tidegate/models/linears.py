@@ -11,11 +11,11 @@ from collections.abc import Callable, Mapping
 import torch
 
 from tidegate.base.errors import ModelError
-from tidegate.base.specs import ExpertsSpec, ModelSpec
+from tidegate.base.specs import ExpertsSpec, ModelSpec, Shard
 from tidegate.kernels.linear import Linear, float_linear
 from tidegate.models.rotation import rotate
 from tidegate.models.sources import ModelSource
-from tidegate.models.weights import layout
+from tidegate.models.weights import WHOLE, layout
 
 QUANTIZATIONS = ("int8",)
 
@@ -30,6 +30,8 @@ def stored(spec: ModelSpec, quantization: str | None) -> dict[str, tuple[str, tu
     if spec.experts is not None or spec.latent is not None or spec.transformers_config is not None:
         reason = "only Llama's layers are" if spec.experts is None else "mixtures of experts are not"
         raise ModelError(f"Quantization {quantization!r} is not supported for {spec.architecture}: {reason} so far.")
+    if spec.shard.ranks > 1:
+        raise ModelError(f"Quantization {quantization!r} is not supported with --tensor-parallel-size over 1.")
     for name in matrices(spec):
         _, shape = shapes[_float_name(spec, name)]
         shapes[name] = ("int8", shape)
@@ -66,13 +68,17 @@ def _of_feed_forward(experts: ExpertsSpec | None) -> list[str]:
 
 
 def load(
-    source: ModelSource, into: Mapping[str, torch.Tensor], progress: Callable[[float], None] = lambda fraction: None
+    source: ModelSource,
+    into: Mapping[str, torch.Tensor],
+    progress: Callable[[float], None] = lambda fraction: None,
+    shard: Shard = WHOLE,
 ) -> None:
-    """Fills the tensors of ``stored`` in place. Quantising holds all matrices as float32 meanwhile."""
+    """Fills the tensors of ``stored`` in place, with a rank's part of the model. Quantising holds all matrices as
+    float32 meanwhile."""
     spec = source.spec
     quantised = [name for name in matrices(spec) if name + "_scale" in into]
     if not quantised:
-        source.load(dict(into), progress)
+        source.load(dict(into), progress, shard)
         return
     from tidegate.kernels.int8_linear import quantise_rows
 
@@ -96,7 +102,10 @@ def _linear(spec: ModelSpec, weights: Mapping[str, torch.Tensor], name: str) -> 
     bias = weights.get(name + "_bias")
     scale = weights.get(name + "_scale")
     if scale is None:
-        return float_linear(weights[_float_name(spec, name)], bias)
+        matrix = weights[_float_name(spec, name)]
+        if matrix is weights["embed"]:
+            matrix = matrix[spec.head_rows.start : spec.head_rows.stop]
+        return float_linear(matrix, bias)
     from tidegate.kernels.int8_linear import Int8Linear
 
     return Int8Linear(weights[name], scale, bias)

@@ -13,6 +13,7 @@ from torch.nn.functional import embedding
 
 from tidegate.base.specs import ModelSpec
 from tidegate.kernels.attention import Attention
+from tidegate.kernels.collectives import Collectives
 from tidegate.kernels.linear import Linear
 from tidegate.kernels.ops import ops_for
 from tidegate.models.feed_forward import FeedForward, feed_forward
@@ -42,9 +43,12 @@ class Llama:
         weights: Mapping[str, torch.Tensor],
         attention: Attention,
         products: Mapping[str, Linear] | None = None,
+        collectives: Collectives | None = None,
     ) -> None:
-        """``products`` are ``models.linears.linears`` of the weights, where they have been made already."""
+        """``products`` are ``models.linears.linears`` of the weights, where they have been made already. With
+        ``collectives`` this is one rank's part of a model, and all ranks run the same steps."""
         products = products or linears(spec, weights)
+        self._collectives = collectives
         self._spec = spec
         self._embed = weights["embed"]
         self._layers = [
@@ -69,10 +73,17 @@ class Llama:
         normed = self._ops.rms_norm(residual, self._layers[0].attn_norm, eps)
         next_norms = [layer.attn_norm for layer in self._layers[1:]] + [self._norm]
         for layer, next_norm in zip(self._layers, next_norms, strict=True):
-            normed = add_rms_norm(residual, layer.attention(normed, cos, sin), layer.mlp_norm, eps)
-            normed = add_rms_norm(residual, layer.mlp(normed), next_norm, eps)
+            normed = add_rms_norm(residual, self._added(layer.attention(normed, cos, sin)), layer.mlp_norm, eps)
+            normed = add_rms_norm(residual, self._added(layer.mlp(normed)), next_norm, eps)
         return normed
+
+    def _added(self, output: torch.Tensor) -> torch.Tensor:
+        """What the ranks' outputs of a part add up to."""
+        return output if self._collectives is None else self._collectives.add(output)
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """Next-token logits, float32 ``[N, vocab]``, of hidden states ``[N, hidden]``."""
-        return self._lm_head(hidden).float()
+        logits = self._lm_head(hidden)
+        if self._collectives is not None:
+            logits = self._collectives.columns(logits, self._spec.vocab_size)
+        return logits.float()

@@ -8,6 +8,7 @@ import torch
 from tidegate.base.errors import ModelError
 from tidegate.base.specs import ModelSpec
 from tidegate.kernels.attention import Attention
+from tidegate.kernels.collectives import Collectives
 from tidegate.kernels.linear import Linear
 from tidegate.models.llama import Llama
 
@@ -24,7 +25,9 @@ class Model(Protocol):
         ...
 
 
-Build = Callable[[ModelSpec, Mapping[str, torch.Tensor], Attention, Mapping[str, Linear] | None], Model]
+Build = Callable[
+    [ModelSpec, Mapping[str, torch.Tensor], Attention, Mapping[str, Linear] | None, Collectives | None], Model
+]
 
 MODELS: dict[str, Build] = {
     "DeepseekV2ForCausalLM": Llama,
@@ -44,16 +47,18 @@ def build_model(
     weights: Mapping[str, torch.Tensor],
     attention: Attention,
     products: Mapping[str, Linear] | None = None,
+    collectives: Collectives | None = None,
 ) -> Model:
     """The model of ``spec`` over ``weights`` (named and shaped by ``models.linears.stored``, not copied), and over the
-    ``products`` with them, where ``models.linears.linears`` has made those already."""
+    ``products`` with them, where ``models.linears.linears`` has made those already; with ``collectives``, one rank's
+    part of it, as ``spec`` says."""
     if spec.transformers_config is not None:
         from tidegate.models.transformers_fallback import TransformersModel
 
         return TransformersModel(spec, weights, attention, products)
     if spec.architecture not in MODELS:
         raise ModelError(f"Architecture {spec.architecture} is not supported; supported are {', '.join(MODELS)}.")
-    return MODELS[spec.architecture](spec, weights, attention, products)
+    return MODELS[spec.architecture](spec, weights, attention, products, collectives)
 
 
 def prepare(spec: ModelSpec) -> None:

@@ -9,8 +9,9 @@ import safetensors
 import torch
 
 from tidegate.base.errors import ModelError
-from tidegate.base.specs import ModelSpec
-from tidegate.models.weights import fill
+from tidegate.base.specs import ModelSpec, Shard
+from tidegate.models.shards import Cut
+from tidegate.models.weights import WHOLE, fill
 
 _TOP = {"embed": "model.embed_tokens.weight", "norm": "model.norm.weight", "lm_head": "lm_head.weight"}
 _IN_LAYER = {
@@ -58,16 +59,17 @@ class SafetensorsSource:
         self._folder = folder
         self._files = weight_files(folder)
 
-    def load(self, into: dict[str, torch.Tensor], progress: Callable[[float], None]) -> None:
+    def load(self, into: dict[str, torch.Tensor], progress: Callable[[float], None], shard: Shard = WHOLE) -> None:
         where = open_tensors(self._folder, self._files)
 
-        def read(part: str, out: torch.Tensor) -> None:
-            copy_tensor(where, hf_name(part, self.spec.architecture), out, self._folder)
+        def read(part: str, out: torch.Tensor, cut: Cut) -> None:
+            copy_tensor(where, hf_name(part, self.spec.architecture), out, cut, self._folder)
             latent, name = self.spec.latent, part.rpartition(".")[2].removesuffix("_bias")
             if latent is not None and latent.rope_pairs and name in ("q", "q_b", "kv_a"):
-                _pairs_to_halves(out, 1 if name == "kv_a" else self.spec.num_heads, latent.rope_dim)
+                heads = 1 if name == "kv_a" else len(out) // (latent.nope_dim + latent.rope_dim)
+                _pairs_to_halves(out, heads, latent.rope_dim)
 
-        fill(self.spec, into, read, progress)
+        fill(self.spec, into, read, progress, shard)
 
 
 def open_tensors(folder: Path, files: list[Path]) -> dict[str, Any]:
@@ -80,13 +82,14 @@ def open_tensors(folder: Path, files: list[Path]) -> dict[str, Any]:
     return {name: file for file in opened for name in file.keys()}  # noqa: SIM118 (not a mapping)
 
 
-def copy_tensor(where: Mapping[str, Any], name: str, out: torch.Tensor, folder: Path) -> None:
+def copy_tensor(where: Mapping[str, Any], name: str, out: torch.Tensor, cut: Cut, folder: Path) -> None:
+    """Copies a cut of a tensor; pages of the file that it does not touch are not read."""
     if name not in where:
         raise ModelError(f"The weights in {folder} have no tensor {name!r}.")
     tensor: torch.Tensor = where[name].get_tensor(name)
-    if tensor.shape != out.shape:
-        raise ModelError(f"Tensor {name!r} in {folder} is {tuple(tensor.shape)}; expected {tuple(out.shape)}.")
-    out.copy_(tensor)
+    if tuple(tensor.shape) != cut.shape:
+        raise ModelError(f"Tensor {name!r} in {folder} is {tuple(tensor.shape)}; expected {cut.shape}.")
+    out.copy_(tensor if cut.whole else tensor.narrow(cut.axis, cut.start, cut.stop - cut.start))
 
 
 def hf_name(part: str, architecture: str) -> str:

@@ -8,9 +8,10 @@ from typing import Any, Protocol
 import torch
 
 from tidegate.base.errors import ModelError
-from tidegate.base.specs import ModelSpec
+from tidegate.base.specs import ModelSpec, Shard
 from tidegate.models.config import SUPPORTED_ARCHITECTURES, spec_from_hf
 from tidegate.models.hub import snapshot
+from tidegate.models.weights import WHOLE
 
 LOAD_FORMATS = ("auto", "safetensors", "gguf", "dummy")
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json")
@@ -29,9 +30,10 @@ class ModelSource(Protocol):
     @property
     def gguf_file(self) -> Path | None: ...
 
-    def load(self, into: dict[str, torch.Tensor], progress: Callable[[float], None]) -> None:
-        """Fills every tensor of ``models.weights.layout(spec)`` in place, converting to its type; ``progress`` gets
-        the fraction done. Raises ModelError naming the first tensor that is missing or has another shape."""
+    def load(self, into: dict[str, torch.Tensor], progress: Callable[[float], None], shard: Shard = WHOLE) -> None:
+        """Fills every tensor of ``models.weights.layout(divide(spec, shard))`` in place, converting to its type, and
+        reads no more of the files than that; ``progress`` gets the fraction done. Raises ModelError naming the first
+        tensor that is missing or has another shape."""
         ...
 
 

@@ -7,10 +7,11 @@ from typing import Any
 import torch
 
 from tidegate.base.errors import ModelError
-from tidegate.base.specs import ModelSpec
+from tidegate.base.specs import ModelSpec, Shard
 from tidegate.models.safetensors_source import copy_tensor, open_tensors, weight_files
+from tidegate.models.shards import Cut
 from tidegate.models.transformers_fallback import check_tokens_apart, skeleton, tensor_names
-from tidegate.models.weights import fill
+from tidegate.models.weights import WHOLE, fill
 
 
 class TransformersSource:
@@ -24,18 +25,22 @@ class TransformersSource:
         self._folder = folder
         self._files = weight_files(folder)
 
-    def load(self, into: dict[str, torch.Tensor], progress: Callable[[float], None]) -> None:
+    def load(self, into: dict[str, torch.Tensor], progress: Callable[[float], None], shard: Shard = WHOLE) -> None:
         where = open_tensors(self._folder, self._files)
         found = {name: self._name_in(where, name) for name in into}
         if all(found.values()):
-            fill(self.spec, into, lambda part, out: copy_tensor(where, str(found[part]), out, self._folder), progress)
+
+            def copy(part: str, out: torch.Tensor, cut: Cut) -> None:
+                copy_tensor(where, str(found[part]), out, cut, self._folder)
+
+            fill(self.spec, into, copy, progress, shard)
         else:
             state = self._by_transformers(next(iter(into.values())).dtype)
 
-            def read(part: str, out: torch.Tensor) -> None:
+            def read(part: str, out: torch.Tensor, cut: Cut) -> None:
                 out.copy_(state[part])
 
-            fill(self.spec, into, read, progress)
+            fill(self.spec, into, read, progress, shard)
         check_tokens_apart(self.spec, into)
 
     def _name_in(self, where: Mapping[str, Any], stored: str) -> str | None:

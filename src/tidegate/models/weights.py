@@ -22,7 +22,8 @@ With latent attention (``base.specs.LatentSpec``), in the place of ``qkv``, rows
     or .q_a [query rank, hidden], .q_a_norm           layers.{i}.kv_b [Hq (nope + value), rank]
     and .q_b [Hq (nope + rope), query rank]           layers.{i}.{q_a,kv_a}_bias [rows]
 
-A model that transformers' modules compute has their names and shapes.
+A model that transformers' modules compute has their names and shapes. One rank's part of a model has the names of the
+whole, and the shapes that its own spec gives (``models.shards``).
 """
 
 import math
@@ -31,7 +32,11 @@ from typing import NamedTuple
 
 import torch
 
-from tidegate.base.specs import ExpertsSpec, LatentSpec, ModelSpec
+from tidegate.base.specs import ExpertsSpec, LatentSpec, ModelSpec, Shard
+from tidegate.models.shards import Cut, added_once, cut, divide
+
+Read = Callable[[str, torch.Tensor, Cut], None]
+WHOLE = Shard()
 
 
 class Part(NamedTuple):
@@ -85,7 +90,7 @@ def parts(spec: ModelSpec) -> dict[str, Part]:
             _add_experts(add, layer, hidden, experts)
     add("norm", {"norm": hidden})
     if not spec.tied_embeddings:
-        add("lm_head", {"lm_head": spec.vocab_size}, hidden)
+        add("lm_head", {"lm_head": len(spec.head_rows)}, hidden)
     return found
 
 
@@ -154,15 +159,21 @@ def layout(spec: ModelSpec) -> dict[str, tuple[int, ...]]:
 def fill(
     spec: ModelSpec,
     into: dict[str, torch.Tensor],
-    read: Callable[[str, torch.Tensor], None],
+    read: Read,
     progress: Callable[[float], None],
+    shard: Shard = WHOLE,
 ) -> None:
-    """Calls ``read(part, view)`` for every part, in order, to fill its view in place; reports the fraction done."""
-    for name, shape in layout(spec).items():
+    """Calls ``read(part, view, cut)`` for every part of a rank's share of the model ``spec``, in order, to fill its
+    view in place with that cut of the checkpoint's tensor; reports the fraction done."""
+    own = divide(spec, shard)
+    for name, shape in layout(own).items():
         assert tuple(into[name].shape) == shape, f"{name} is {tuple(into[name].shape)}, its layout says {shape}"
-    wanted = parts(spec)
+    whole, wanted = parts(spec), parts(own)
     total, done = sum(math.prod(part.shape) for part in wanted.values()), 0
     for name, part in wanted.items():
-        read(name, part.of(into))
+        if shard.rank and added_once(name):
+            part.of(into).zero_()
+        else:
+            read(name, part.of(into), cut(spec, shard, name, whole[name].shape, part.shape))
         done += math.prod(part.shape)
         progress(done / total)

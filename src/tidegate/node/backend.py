@@ -74,6 +74,8 @@ def tell_apart(lanes: Sequence[LaneSpec], reason: str | None, progress: Progress
 def make_backend(config: EngineConfig, source: ModelSource, progress: Progress) -> Backend:
     """The backend of ``--device``; "auto" is a GPU where there is one that torch can use. Says why not, where there is
     one that it can't."""
+    if config.tensor_parallel_size < 1:
+        raise ConfigError("--tensor-parallel-size must be at least 1")
     if config.device not in ("auto", "cpu", "cuda"):
         raise ConfigError(f"unknown device {config.device!r}; choose auto, cpu or cuda")
     # Asked before the first use of the GPU, which would make this process a client of a daemon that is there.

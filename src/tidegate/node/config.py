@@ -11,6 +11,7 @@ class EngineConfig(msgspec.Struct, frozen=True):
     seed: int = 0  # of dummy weights
     device: str = "auto"  # or "cpu", "cuda"
     dtype: str = "auto"  # of weights and KV: bfloat16 on a GPU, float32 on a CPU; or "bfloat16", "float32"
+    tensor_parallel_size: int = 1  # devices that compute the model together; on a CPU, groups of lanes
     sharing: str = "auto"  # of a GPU between lanes: a row of device.places.FORMS
     quantization: str | None = None  # or "int8": weights in int8, activations in int8 as they are multiplied
     mode: str = "semi"

@@ -1,31 +1,37 @@
-"""One GPU: weights and KV in one allocation, lanes as threads, compute divided as ``device.places`` says.
+"""GPUs: weights and KV in one allocation, lanes as threads, compute divided as ``device.places`` says; a process for
+each further GPU where several compute a model together.
 
 Where lanes are processes, ``node.mps_backend`` has what differs.
 """
 
+import shutil
 import sys
-from collections.abc import Sequence
+import tempfile
+from collections.abc import Callable, Sequence
 from math import prod
 
 import torch
 
 from tidegate.base.errors import ConfigError
-from tidegate.base.specs import PoolSpec, Region
-from tidegate.device.gpu_memory import GpuMemory
+from tidegate.base.specs import PoolSpec, Shard
 from tidegate.device.green_contexts import SmParts
-from tidegate.device.memory import lay_out, region_bytes
-from tidegate.device.places import FORMS, MPS, Form, Places
-from tidegate.device.pool import Pool
+from tidegate.device.places import FORMS, MPS, Form, Place, Places
 from tidegate.kernels.gpu_support import why_no_graphs, why_no_pod
+from tidegate.models.shards import divide
 from tidegate.models.sources import ModelSource
 from tidegate.models.weights import layout
+from tidegate.node import wire
 from tidegate.node.backend import Progress, Traits, tell_apart
 from tidegate.node.config import EngineConfig
 from tidegate.node.gpu_lanes import SWITCH_SECONDS, GpuLanes, LanePlan
-from tidegate.node.gpu_runners import count_sms, runner_maker
+from tidegate.node.gpu_rank import GpuRank
+from tidegate.node.gpu_runners import count_sms
 from tidegate.node.lane_host import LaneHost
+from tidegate.node.lead import Lead, LeadingRunner
+from tidegate.node.rank_processes import RankProcesses
 from tidegate.node.sizing import GPU_RESERVED_BYTES, DeviceMemory, gpu_pool
 from tidegate.policy.modes import MODES, LaneSpec
+from tidegate.runner.lane_runner import LaneRunner
 from tidegate.runner.shapes import DECODE_STEPS, MAX_SLICES, PADDING, PREFILL_STEPS, StepShape, ladder
 
 DTYPES = ("bfloat16", "float32")
@@ -46,13 +52,18 @@ class GpuBackend:
         if self._dtype not in DTYPES:
             raise ConfigError(f"--dtype {config.dtype} is not to be had on a GPU; choose auto, {', '.join(DTYPES)}")
         self._config, self._source = config, source
-        self._shapes = layout(source.spec)
-        elements = sum(prod(shape) for shape in self._shapes.values())
-        self.weight_bytes = getattr(torch, self._dtype).itemsize * elements
+        ranks = config.tensor_parallel_size
+        if ranks > 1 and ranks > (there := torch.cuda.device_count()):
+            raise ConfigError(f"--tensor-parallel-size {ranks} needs as many GPUs, and there are {there}")
+        self._models = [divide(source.spec, Shard(rank, ranks)) for rank in range(ranks)]
+        elements = [sum(prod(shape) for shape in layout(model).values()) for model in self._models]
+        self._element_bytes = getattr(torch, self._dtype).itemsize
+        self.weight_bytes = self._element_bytes * sum(elements)
         self.kv_bytes = 0
         self._device = torch.device("cuda", 0)
         self._arrays: PoolSpec | None = None
-        self._regions: list[Region] = []
+        self._meeting_place: str | None = None
+        self._others: RankProcesses | None = None
         self._form = FORMS["disjoint"]
         self._why_eager: str | None = None
         self._lanes: LaneHost | None = None
@@ -63,7 +74,7 @@ class GpuBackend:
             max_slices=MAX_SLICES,
             max_prefill_tokens=PREFILL_STEPS[-1],
             padding=PADDING,
-            prefill_tokens_per_s=USEFUL_FLOPS[self._dtype] / (2 * elements),
+            prefill_tokens_per_s=USEFUL_FLOPS[self._dtype] / (2 * max(elements)),
             max_num_seqs=DECODE_STEPS[-1],
             max_num_batched_tokens=8192,
             shares=SHARES,
@@ -71,7 +82,8 @@ class GpuBackend:
 
     @property
     def description(self) -> str:
-        name = f"{torch.cuda.get_device_name(self._device)} in {self._dtype}"
+        count = f"{len(self._models)} × " if len(self._models) > 1 else ""
+        name = f"{count}{torch.cuda.get_device_name(self._device)} in {self._dtype}"
         return f"{name}, without graphs and much slower, since {self._why_eager}" if self._why_eager else name
 
     @property
@@ -79,8 +91,11 @@ class GpuBackend:
         return self._form.description
 
     def size_pool(self, config: EngineConfig) -> PoolSpec:
+        # Of the other ranks' devices too: they are taken to be alike.
         memory = DeviceMemory(*torch.cuda.mem_get_info(self._device), self.reserved_bytes)
-        spec = gpu_pool(self._source.spec, config, memory, self.weight_bytes, self._dtype, DECODE_STEPS[-1])
+        largest = max(self._models, key=lambda model: model.kv_elements_per_token)
+        weight_bytes = self._element_bytes * sum(prod(shape) for shape in layout(largest).values())
+        spec = gpu_pool(largest, config, memory, weight_bytes, self._dtype, DECODE_STEPS[-1])
         # One block and one slot more than the core knows of, for padding.
         self._arrays = PoolSpec(
             spec.num_blocks + 1, spec.block_size, spec.max_num_seqs + 1, spec.max_model_len, spec.kv_dtype
@@ -88,15 +103,24 @@ class GpuBackend:
         return spec
 
     def open(self, lanes: Sequence[LaneSpec], progress: Progress) -> LaneHost:
+        assert self._arrays is not None
         sys.setswitchinterval(SWITCH_SECONDS)
+        if len(self._models) > 1:
+            self._meeting_place = tempfile.mkdtemp(prefix="tidegate-")
+            self._others = RankProcesses(len(self._models))
+        own = self._models[0]
         parts = SmParts()
         self._form = _form(self._config.sharing, parts, divide=len(lanes) > 1)
         places = Places(parts, self._form)
         progress("preparing attention kernels", 0.0)
-        self._why_eager = why_no_graphs(self._source.spec, getattr(torch, self._dtype), self._device)
+        self._why_eager = why_no_graphs(own, getattr(torch, self._dtype), self._device)
         fused = self._fused(lanes, progress)
-        weights, pool = self._load(self._allocate(), progress)
-        make = runner_maker(self._source.spec, weights, pool, self._why_eager is not None, progress)
+        if self._others is not None:
+            self._others.begin(self._init)
+        rank = GpuRank(self._source, own, self._dtype, self._meeting_place)
+        weights, pool = rank.load(rank.allocate(self._arrays), lambda fraction: progress("loading weights", fraction))
+        self.kv_bytes = self._kv_bytes_of_all(rank.kv_bytes)
+        make = self._followed(rank.runners(weights, pool, self._why_eager is not None, progress))
         alone, phases = len(lanes) == 1, {spec.name: spec.phases for spec in lanes}
         # Gates other than "static" choose among the shares that are measured.
         gate = self._config.gate or MODES[self._config.mode].gates[0]
@@ -112,7 +136,7 @@ class GpuBackend:
                     progress(stage, fraction)
 
             return LanePlan(
-                make=lambda: make(places.of(lane, 1.0) if lane in fused else None),
+                make=lambda: make(lane, places.of(lane, 1.0) if lane in fused else None),
                 place=lambda share: places.of(lane, share),
                 share=1.0 if alone and lane in phases else share,
                 ladder=shapes,
@@ -126,33 +150,37 @@ class GpuBackend:
         self._lanes = host = GpuLanes(pool, plan)
         for spec in lanes:
             host.start(spec.name)
+        if self._others is not None:
+            self._others.watch(host.fail)
         return host
 
     def close(self) -> None:
-        if self._lanes is not None:
+        """Where a rank has been lost, lanes may wait for it forever: they are left to the end of the process."""
+        if self._lanes is not None and not (self._others and self._others.lost):
             self._lanes.close()
+        if self._others is not None:
+            self._others.close()
+        if self._meeting_place is not None:
+            shutil.rmtree(self._meeting_place, ignore_errors=True)
 
-    def _allocate(self) -> GpuMemory:
-        assert self._arrays is not None
-        stored = {name: (self._dtype, shape) for name, shape in self._shapes.items()}
-        self._regions, num_bytes = lay_out(self._source.spec, self._arrays, stored)
-        self.kv_bytes = next(region_bytes(region) for region in self._regions if region.name == "kv")
-        return GpuMemory(num_bytes)
+    def _init(self, rank: int) -> wire.RankInit:
+        """What another rank is told first."""
+        assert self._arrays is not None and self._meeting_place is not None
+        graphs = self._why_eager is None
+        return wire.RankInit(
+            self._config, rank, self._dtype, self._arrays, self._form.name, graphs, self._meeting_place
+        )
 
-    def _load(
-        self, memory: GpuMemory, progress: Progress, table: torch.Tensor | None = None
-    ) -> tuple[dict[str, torch.Tensor], Pool]:
-        assert self._arrays is not None
-        try:
-            weights, pool = memory.open_pool(self._arrays, self._regions, table)
-            self._source.load(weights, lambda fraction: progress("loading weights", fraction))
-            torch.cuda.synchronize(self._device)
-        except torch.OutOfMemoryError as error:
-            raise ConfigError(
-                "the GPU's memory did not suffice to read the weights: lower --gpu-memory-utilization, or end what "
-                "else uses the GPU"
-            ) from error
-        return weights, pool
+    def _followed(self, make: Callable[[str, Place | None], LaneRunner]) -> Callable[[str, Place | None], LaneRunner]:
+        """The same runners, with what they do told to the other ranks."""
+        if self._others is None:
+            return make
+        lead = Lead(self._others.tell)
+        return lambda lane, fused_in: LeadingRunner(lane, lambda lane: make(lane, fused_in), lead)
+
+    def _kv_bytes_of_all(self, own_bytes: int) -> int:
+        elements = [model.kv_elements_per_token for model in self._models]
+        return own_bytes * sum(elements) // elements[0]
 
     def _fused(self, lanes: Sequence[LaneSpec], progress: Progress) -> set[str]:
         """The lanes that may run attention of prompts and decodes in one kernel. Says so where some ask in vain."""
@@ -160,6 +188,8 @@ class GpuBackend:
         if not asking:
             return asking
         why = self._why_eager or why_no_pod(self._source.spec, getattr(torch, self._dtype))
+        if len(self._models) > 1:
+            why = "every rank would measure, and choose, on its own"
         tell_apart(lanes, why, progress)
         return asking if why is None else set()
 

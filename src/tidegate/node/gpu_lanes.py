@@ -20,11 +20,12 @@ from tidegate.base.errors import ConfigError
 from tidegate.base.events import BatchDone, BatchEnding, Event, LaneGone, LaneReady
 from tidegate.device.places import Place
 from tidegate.device.pool import Pool
+from tidegate.kernels.collectives import PeerLost
 from tidegate.node.foresight import Foresight
 from tidegate.node.lane_host import LaneReading
 from tidegate.node.moves import Moves
 from tidegate.runner.inputs import apply_tables
-from tidegate.runner.lane_runner import Enqueued, LaneRunner
+from tidegate.runner.lane_runner import LaneRunner, Pending
 from tidegate.runner.shapes import StepShape, shape_for
 
 SWITCH_SECONDS = 2e-4  # of the interpreter: a lane that prepares a step must not wait long for it
@@ -55,7 +56,7 @@ class LaneThreads:
     def __init__(self, name: str, plan: LanePlan, starting: threading.Lock, post: Post) -> None:
         self._name, self._plan, self._starting, self._post = name, plan, starting, post
         self._inbox: queue.SimpleQueue[Batch | float | None] = queue.SimpleQueue()  # a float is a share to prepare
-        self._enqueued: queue.SimpleQueue[tuple[Enqueued, tuple[StepShape, Place], float] | None] = queue.SimpleQueue()
+        self._enqueued: queue.SimpleQueue[tuple[Pending, tuple[StepShape, Place], float] | None] = queue.SimpleQueue()
         self._foresight = Foresight()
         self._runner: LaneRunner | None = None
         self._moves: Moves | None = None  # set last: from then on the lane can be read
@@ -164,6 +165,8 @@ class LaneThreads:
             work()
         except ConfigError as error:
             self._post(LaneGone(self._name, str(error), config=True))
+        except PeerLost:
+            pass  # ``fail`` tells which rank it was
         except torch.OutOfMemoryError:
             traceback.print_exc()
             reason = (
@@ -214,6 +217,10 @@ class GpuLanes:
         for lane in self._lanes.values():
             lane.close()
         self._lanes.clear()
+
+    def fail(self, reason: str, config: bool) -> None:
+        """The lanes can't go on, for a reason outside of them. Any thread may call it."""
+        self._post(LaneGone(next(iter(self._lanes)), reason, config))
 
     def _post(self, event: Event) -> None:
         self._events.put(event)

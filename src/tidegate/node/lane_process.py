@@ -8,6 +8,7 @@ import select
 import time
 from collections import deque
 from collections.abc import Mapping
+from pathlib import Path
 
 import torch
 
@@ -18,6 +19,7 @@ from tidegate.device.core_sets import CoreSets, ProcessPart
 from tidegate.device.crowding import Crowding
 from tidegate.device.pool import Pool
 from tidegate.kernels.choose_attention import attention_over
+from tidegate.kernels.collectives import Collectives, PeerLost
 from tidegate.kernels.cpu_attention import CpuAttention
 from tidegate.kernels.linear import Linear
 from tidegate.models.registry import build_model
@@ -28,19 +30,29 @@ Products = Mapping[str, Linear]
 
 
 def build_runner(
-    spec: ModelSpec, weights: Mapping[str, torch.Tensor], pool: Pool, products: Products | None = None
+    spec: ModelSpec,
+    weights: Mapping[str, torch.Tensor],
+    pool: Pool,
+    products: Products | None = None,
+    collectives: Collectives | None = None,
 ) -> Runner:
     """``products`` are ``models.linears.linears`` of the weights, where they have been made already."""
     attention = attention_over(CpuAttention, spec, pool.kv, pool.table)
-    return Runner(build_model(spec, weights, attention, products), attention, pool, spec)
+    model = build_model(spec, weights, attention, products, collectives)
+    return Runner(model, attention, pool, spec, collectives)
 
 
-def warm_up(model_spec: ModelSpec, weights: Mapping[str, torch.Tensor], products: Products | None = None) -> None:
+def warm_up(
+    model_spec: ModelSpec,
+    weights: Mapping[str, torch.Tensor],
+    products: Products | None = None,
+    collectives: Collectives | None = None,
+) -> None:
     """The first products set up threads and libraries; do them on a small pool of our own."""
     spec = PoolSpec(num_blocks=4, block_size=16, max_num_seqs=1, max_model_len=48)
     pool = Pool.allocate(model_spec, spec)
     pool.table[0] = torch.arange(spec.max_blocks_per_seq, dtype=torch.int32)
-    runner = build_runner(model_spec, weights, pool, products)
+    runner = build_runner(model_spec, weights, pool, products, collectives)
     runner.run(Batch(0, 1.0, [Slice(0, 0, [1] * 32, True)], [], [], [], []))
     runner.run(Batch(1, 1.0, [], [0], [32], [], []))
 
@@ -84,14 +96,18 @@ class LaneProcess:
             self._run()
         except Exception as error:
             self._mailbox.channel.send(wire.LaneFailure(f"{type(error).__name__}: {error}"))
-            raise
+            if not isinstance(error, PeerLost):
+                raise
 
     def _run(self) -> None:
         init, process = self._init, ProcessPart()
         core_sets = CoreSets(init.cores)
         process.enter(core_sets.part(init.lane, 1.0))
-        warm_up(init.model, self._weights, self._products)
-        runner = build_runner(init.model, self._weights, self._pool, self._products)
+        collectives = None
+        if init.model.shard.ranks > 1:
+            collectives = Collectives.over_gloo(init.model.shard, str(Path(init.meeting_place) / init.lane))
+        warm_up(init.model, self._weights, self._products, collectives)
+        runner = build_runner(init.model, self._weights, self._pool, self._products, collectives)
         crowding = Crowding()
         self._mailbox.channel.send(wire.LaneUp(init.lane))
         while isinstance(message := self._mailbox.next(), wire.RunBatch):

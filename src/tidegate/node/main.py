@@ -140,14 +140,19 @@ def main() -> None:
     config = first_message(channel)
     if config is None:
         return
+    status = 0
     try:
         run(channel, config)
     except TidegateError as error:
         channel.send(wire.Fatal(str(error), config=isinstance(error, ConfigError)))
-        sys.exit(2)
+        status = 2
     except MemoryError as error:
         channel.send(wire.Fatal(f"not enough memory: {error}"))
-        sys.exit(1)
+        status = 1
+    if config.tensor_parallel_size > 1:
+        sys.stderr.flush()
+        os._exit(status)  # a thread or a device may be waiting for a rank that has been lost
+    sys.exit(status)
 
 
 if __name__ == "__main__":

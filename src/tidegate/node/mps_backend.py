@@ -12,6 +12,7 @@ from dataclasses import replace
 
 import torch
 
+from tidegate.base.errors import ConfigError
 from tidegate.device.memory import SharedMemory, region_bytes, table_region
 from tidegate.device.mps import MpsDaemon, percent_of
 from tidegate.kernels.gpu_support import why_no_graphs
@@ -20,6 +21,7 @@ from tidegate.node import wire
 from tidegate.node.backend import Progress
 from tidegate.node.config import EngineConfig
 from tidegate.node.gpu_backend import GpuBackend
+from tidegate.node.gpu_rank import GpuRank
 from tidegate.node.lane_host import LaneHost
 from tidegate.node.mps_lanes import MpsLanes
 from tidegate.node.mps_worker import Worker
@@ -36,6 +38,8 @@ class MpsBackend(GpuBackend):
     sharing = "a set of SMs for prefill, decode on all (MPS, lanes as processes)"
 
     def __init__(self, config: EngineConfig, source: ModelSource) -> None:
+        if config.tensor_parallel_size > 1:
+            raise ConfigError("--sharing mps is for one GPU: leave it out, or --tensor-parallel-size")
         super().__init__(config, source)
         # Only the share that is in force can be measured: another takes seconds to prepare.
         self.traits = replace(self.traits, shares=(config.prefill_share,))
@@ -48,10 +52,12 @@ class MpsBackend(GpuBackend):
         spec, arrays, phases = self._source.spec, self._arrays, {lane.name: lane.phases for lane in lanes}
         progress("preparing attention kernels", 0.0)
         self._why_eager = why_no_graphs(spec, getattr(torch, self._dtype), self._device)
-        memory = self._allocate()
-        where = table_region(self._regions)
+        rank = GpuRank(self._source, spec, self._dtype)
+        memory = rank.allocate(arrays)
+        self.kv_bytes = rank.kv_bytes
+        where = table_region(rank.regions)
         table = SharedMemory.create(region_bytes(where))
-        _, pool = self._load(memory, progress, table.tensor(where))
+        _, pool = rank.load(memory, lambda fraction: progress("loading weights", fraction), table.tensor(where))
         torch.cuda.empty_cache()
         descriptors = memory.export(), table.fd
 
@@ -61,7 +67,7 @@ class MpsBackend(GpuBackend):
                 lane=lane,
                 model=spec,
                 pool=arrays,
-                regions=self._regions,
+                regions=rank.regions,
                 shared_bytes=memory.num_bytes,
                 ladder=ladder,
                 eager=self._why_eager is not None,

@@ -4,6 +4,8 @@
                     ◀── Progress, ModelFound, Ready, Outputs, Reply, Fatal ──
     node process    ── LaneInit or GpuLaneInit, RunBatch, StopLane ──▶  lane process (one for each lane, or more)
                     ◀── LaneUp, LaneEnding, LaneResult, LaneFailure ──
+    node process    ── RankInit, StartLane, PrepareStep, RunStep, StepDone, StopRank ──▶  rank process (one a GPU)
+                    ◀── RankFailure ──
 
 A frame is a 4-byte little-endian length and that many bytes of msgpack. Nothing is ever pickled, and no message
 names code. This module imports neither torch nor the core, so the server can use it.
@@ -139,6 +141,7 @@ class LaneInit(msgspec.Struct, tag="lane_init"):
     regions: list[Region]
     shared_bytes: int
     cores: tuple[int, ...]  # that the lanes divide among themselves
+    meeting_place: str = ""  # a directory where the lane's ranks find each other, where there are several
 
 
 class GpuLaneInit(msgspec.Struct, tag="gpu_lane_init"):
@@ -197,6 +200,70 @@ class LaneFailure(msgspec.Struct, tag="failure"):
 
 
 FromLane = LaneUp | LaneEnding | LaneResult | LaneFailure
+
+
+# ---- node, which is rank 0 → other ranks
+
+
+class RankInit(msgspec.Struct, tag="rank_init"):
+    """What a rank starts with, as rank 0 has decided it for all."""
+
+    config: EngineConfig
+    rank: int
+    dtype: str  # of weights
+    arrays: PoolSpec  # with the blocks and slots that are for padding
+    form: str  # of sharing: a row of device.places.FORMS
+    graphs: bool  # whether steps are graphs
+    meeting_place: str  # a directory
+
+
+class StartLane(msgspec.Struct, tag="start_lane"):
+    """The lane's first message."""
+
+    lane: str
+
+
+class PrepareStep(msgspec.Struct, tag="prepare"):
+    """``number``: over all lanes, 0 where no other rank is needed. ``part``: of the SMs, None for all of them."""
+
+    number: int
+    lane: str
+    shape: tuple[int, int]
+    part: tuple[int, bool] | None
+
+
+class RunStep(msgspec.Struct, tag="run_step"):
+    number: int
+    lane: str
+    batch: Batch
+    part: tuple[int, bool] | None
+
+
+class StepDone(msgspec.Struct, tag="step_done"):
+    """The lane's earliest step that has not been called done is done on rank 0."""
+
+    number: int
+    lane: str
+
+
+class StopRank(msgspec.Struct, tag="stop_rank"):
+    pass
+
+
+ToRank = RankInit | StartLane | PrepareStep | RunStep | StepDone | StopRank
+
+
+# ---- other ranks → node
+
+
+class RankFailure(msgspec.Struct, tag="rank_failure"):
+    """A rank's last words. ``config``: the user's settings are to blame."""
+
+    reason: str
+    config: bool = False
+
+
+FromRank = RankFailure
 
 
 # ---- framing

@@ -7,6 +7,7 @@ from tidegate.base.specs import ModelSpec
 from tidegate.device.places import Place
 from tidegate.device.pool import Pool
 from tidegate.kernels.choose_attention import attention_over
+from tidegate.kernels.collectives import Collectives
 from tidegate.kernels.torch_attention import TorchAttention
 from tidegate.models.registry import build_model
 from tidegate.runner.lane_runner import Enqueued, Mark, mark
@@ -31,9 +32,12 @@ class EagerRunner:
         self._last: Mark | None = None
 
     @classmethod
-    def over(cls, spec: ModelSpec, weights: dict[str, torch.Tensor], pool: Pool) -> "EagerRunner":
+    def over(
+        cls, spec: ModelSpec, weights: dict[str, torch.Tensor], pool: Pool, collectives: Collectives | None = None
+    ) -> "EagerRunner":
         attention = attention_over(TorchAttention, spec, pool.kv, pool.table)
-        return cls(Runner(build_model(spec, weights, attention), attention, pool, spec))
+        model = build_model(spec, weights, attention, collectives=collectives)
+        return cls(Runner(model, attention, pool, spec, collectives))
 
     @property
     def hybrid_attention(self) -> dict[str, int]:

@@ -10,6 +10,7 @@ from tidegate.base.batch import Batch
 from tidegate.base.specs import ModelSpec
 from tidegate.device.places import Place
 from tidegate.device.pool import Pool
+from tidegate.kernels.collectives import Collectives
 from tidegate.kernels.flashinfer_attention import SwitchedAttention, Workspace
 from tidegate.kernels.host_copies import to_device, to_host
 from tidegate.kernels.pod_attention import scratch_bytes
@@ -32,13 +33,14 @@ class GpuRunner:
 
     def __init__(
         self, spec: ModelSpec, weights: dict[str, torch.Tensor], pool: Pool, scratch: Scratch,
-        pod_rule: PodRule | None = None,
+        pod_rule: PodRule | None = None, collectives: Collectives | None = None,
     ) -> None:  # fmt: skip
         """``pod_rule``: which of the batches that may be fused are; without one, none is."""
         self._spec, self._pool, self._scratch = spec, pool, scratch
         self._table = pool.table.numpy()
         self._attention = SwitchedAttention()
-        self._model = build_model(spec, weights, self._attention)
+        self._model = build_model(spec, weights, self._attention, collectives=collectives)
+        self._collectives = collectives
         self._sampler = Sampler(pool.tokens, spec.vocab_size)
         partial = torch.empty(WORKSPACE_BYTES, dtype=torch.uint8, device=pool.kv.device)
         self._workspaces = Workspace(partial), Workspace(partial)
@@ -146,6 +148,8 @@ class GpuRunner:
             return None
         device = graph.logits.device
         sampled = self._sampler.sample(graph.logits[to_device(np.array(rows), device)], slots, positions)
+        if self._collectives is not None:
+            self._collectives.first(sampled.tokens)  # sums of probabilities may differ between ranks in the last bit
         where = to_device(np.array([slots, positions]), device)
         self._pool.tokens[where[0], where[1]] = sampled.tokens.int()
         return sampled

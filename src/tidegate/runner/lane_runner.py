@@ -45,8 +45,19 @@ def mark(place: Place) -> Mark:
     return event
 
 
+class Pending(Protocol):
+    """A batch on its way."""
+
+    @property
+    def batch_id(self) -> int: ...
+
+    def collect(self) -> BatchResult:
+        """Waits for the batch; other threads run meanwhile."""
+        ...
+
+
 class Enqueued(NamedTuple):
-    """A batch on its way. Whatever lies on the host is there once ``done`` is reached."""
+    """Implements ``Pending``. Whatever lies on the host is there once ``done`` is reached."""
 
     batch_id: int
     start: Mark
@@ -80,6 +91,6 @@ class LaneRunner(Protocol):
         """Makes it so. Work that the lane has enqueued is not disturbed."""
         ...
 
-    def enqueue(self, batch: Batch, place: Place) -> Enqueued:
+    def enqueue(self, batch: Batch, place: Place) -> Pending:
         """Returns as soon as all work has been given to the device; it runs after the lane's batch before."""
         ...

@@ -8,6 +8,7 @@ from tidegate.base.clock import now_s
 from tidegate.base.specs import ModelSpec
 from tidegate.device.pool import Pool
 from tidegate.kernels.attention import Attention
+from tidegate.kernels.collectives import Collectives
 from tidegate.kernels.host_copies import to_device
 from tidegate.models.registry import Model
 from tidegate.runner.inputs import StepInputs, build_inputs, store_tokens
@@ -20,10 +21,18 @@ class Runner:
     It writes its batches' KV and tokens into the pool, and never the block table.
     """
 
-    def __init__(self, model: Model, attention: Attention, pool: Pool, spec: ModelSpec) -> None:
+    def __init__(
+        self,
+        model: Model,
+        attention: Attention,
+        pool: Pool,
+        spec: ModelSpec,
+        collectives: Collectives | None = None,
+    ) -> None:
         self._model = model
         self._attention = attention
         self._pool = pool
+        self._collectives = collectives
         self._sampler = Sampler(pool.tokens, spec.vocab_size)
 
     def run(self, batch: Batch) -> BatchResult:
@@ -50,6 +59,8 @@ class Runner:
         """Samples from the rows that ask, and stores each token where the next step reads it."""
         logits = self._model.logits(hidden[inputs.sampled])
         sampled = self._sampler.sample(logits, inputs.sampled_slots, inputs.sampled_positions)
+        if self._collectives is not None:
+            self._collectives.first(sampled.tokens)  # sums of probabilities may differ between ranks in the last bit
         where = to_device(np.array([inputs.sampled_slots, inputs.sampled_positions]), hidden.device)
         self._pool.tokens[where[0], where[1]] = sampled.tokens.int()
         return sampled
