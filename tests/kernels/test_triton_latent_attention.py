@@ -1,4 +1,4 @@
-"""The GPU's latent attention computes what plain torch does, for any mix of rows. Without a GPU, set TRITON_INTERPRET=1."""
+"""The GPU's latent attention computes what plain torch does. Without a GPU, set TRITON_INTERPRET=1."""
 
 import importlib.util
 import os
@@ -64,7 +64,7 @@ class Step:
         workspace = SimpleNamespace(scratch=torch.full((64 << 20,), 255, dtype=torch.uint8, device=DEVICE))  # NaNs
         prefill = decode = None
         if slices:
-            begun = np.cumsum([0] + counts[: len(slices)]).tolist()
+            begun = np.cumsum([0, *counts[: len(slices)]]).tolist()
             qo_indptr = ints(begun + begun[-1:] * (MAX_SLICES - len(slices)))
             rows = self._paged(lists[: len(slices)], ends, MAX_SLICES - len(slices), [])
             prefill = PrefillRows(spec, dtype, BLOCK_SIZE, self._split, workspace, qo_indptr, rows)

@@ -9,7 +9,7 @@ programs as the whole device has SMs): they can't start on a part of the device,
 """
 
 import math
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 import triton
@@ -21,12 +21,24 @@ from tidegate.kernels.triton_write_kv import write_vectors
 if TYPE_CHECKING:
     from tidegate.kernels.flashinfer_attention import PagedRows, Workspace
 
-_KEYS = 64  # that a program looks at at a time
 _LEAST_KEYS = 256  # of a part: with fewer, merging would take longer than is won
 _MOST_PARTS = 32
-_PREFILL_ROWS = 64  # pairs of a token and a head in one program: a Hopper matrix instruction's
-_DECODE_ROWS = (16, 64)  # the same for decode, where all are one token's
-_PREFILL_PROGRAMS, _DECODE_PROGRAMS = 256, 512  # that fill a device; decode's are smaller
+
+
+class Tile(NamedTuple):
+    """What one program computes at a time, and with what."""
+
+    rows: int  # pairs of a token and a head
+    keys: int
+    warps: int
+    stages: int
+
+
+# With 64 rows Triton's matrix instruction is Hopper's own, and its addresses take more registers than there are.
+PREFILL = Tile(32, 64, 8, 3)
+DECODE = Tile(16, 32, 4, 5)  # two programs fit on an SM
+DECODE_MANY_HEADS = PREFILL
+_PREFILL_PROGRAMS, _DECODE_PROGRAMS = 256, 512  # that fill a device
 
 
 @triton.jit
@@ -95,9 +107,7 @@ def _attend_kernel(
             weights = tl.exp2(scores - base[:, None])
             kept = tl.exp2(most - base)
             total = total * kept + tl.sum(weights, 1)
-            sums = tl.dot(
-                weights.to(k_latent.dtype), k_latent, sums * kept[:, None], input_precision="ieee"
-            )  # fmt: skip
+            sums = tl.dot(weights.to(k_latent.dtype), k_latent, sums * kept[:, None], input_precision="ieee")
             most = higher
         sums /= tl.where(total > 0.0, total, 1.0)[:, None]
         if PARTS > 1:
@@ -125,19 +135,19 @@ class _Rows:
     """Rows of one kind, ``num_tokens`` queries in all, whose results over parts of keys go to ``scratch``."""
 
     def __init__(
-        self, spec: ModelSpec, block_size: int, num_tokens: int, rows: "PagedRows", scratch: torch.Tensor, height: int,
+        self, spec: ModelSpec, block_size: int, num_tokens: int, rows: "PagedRows", scratch: torch.Tensor, tile: Tile,
         programs: int, qo_indptr: torch.Tensor | None,
     ) -> None:  # fmt: skip
         assert spec.latent is not None
         self._heads, self._rank, self._rope = spec.num_heads, spec.latent.rank, spec.latent.rope_dim
         self._scale = spec.head_dim**-0.5 * math.log2(math.e)
         self._block_size, self._num_tokens, self._rows = block_size, num_tokens, rows
-        self._height, self._qo_indptr = height, qo_indptr
+        self._tile, self._qo_indptr = tile, qo_indptr
         self._num_slices = len(rows.last_block_len)
-        by_token = qo_indptr is None
-        tiles = num_tokens * -(-spec.num_heads // height) if by_token else -(-num_tokens * spec.num_heads // height)
+        decode = qo_indptr is None
+        tiles = num_tokens * -(-self._heads // tile.rows) if decode else -(-num_tokens * self._heads // tile.rows)
         self._parts = max(1, min(_MOST_PARTS, programs // tiles))
-        self._tiles = tiles if by_token else tiles + self._num_slices  # a slice's last one may be filled in part
+        self._tiles = tiles if decode else tiles + self._num_slices  # a slice's last one may be filled in part
         results = self._parts * num_tokens * spec.num_heads
         floats = scratch.view(torch.float32)
         assert self._parts == 1 or results * (self._rank + 1) <= len(floats)
@@ -146,15 +156,14 @@ class _Rows:
     def run(self, q: torch.Tensor, cache: torch.Tensor, out: torch.Tensor) -> None:
         """q ``[T, Hq, rank + rope_dim]`` over a layer's ``cache [num_blocks, block_size, 1, rank + rope_dim]``, into
         ``out [T, Hq, rank]``; all contiguous."""
-        rows, whole = self._rows, self._parts == 1
-        decode = self._qo_indptr is None
-        heights = {"num_warps": 4, "num_stages": 2} if self._height < 64 else {"num_warps": 8, "num_stages": 2}
+        rows, tile, whole, decode = self._rows, self._tile, self._parts == 1, self._qo_indptr is None
         _attend_kernel[(self._tiles, self._parts)](
             q, cache, out if whole else self._results, self._lse, rows.indptr if decode else self._qo_indptr,
             rows.indptr, rows.indices, rows.last_block_len, self._scale, self._heads, self._num_slices,
-            self._num_tokens, BLOCK=self._block_size, RANK=self._rank, ROPE=self._rope, ROWS=self._height, KEYS=_KEYS,
-            PARTS=self._parts, LEAST_KEYS=_LEAST_KEYS,
-            SLICES=0 if decode else triton.next_power_of_2(self._num_slices), **heights,
+            self._num_tokens, BLOCK=self._block_size, RANK=self._rank, ROPE=self._rope, ROWS=tile.rows,
+            KEYS=tile.keys, PARTS=self._parts, LEAST_KEYS=_LEAST_KEYS,
+            SLICES=0 if decode else triton.next_power_of_2(self._num_slices), num_warps=tile.warps,
+            num_stages=tile.stages,
         )  # fmt: skip
         if not whole:
             num_rows = self._num_tokens * self._heads
@@ -171,9 +180,7 @@ class PrefillRows(_Rows):
         self, spec: ModelSpec, dtype: torch.dtype, block_size: int, num_tokens: int, workspace: "Workspace",
         qo_indptr: torch.Tensor, rows: "PagedRows",
     ) -> None:  # fmt: skip
-        super().__init__(
-            spec, block_size, num_tokens, rows, workspace.scratch, _PREFILL_ROWS, _PREFILL_PROGRAMS, qo_indptr
-        )
+        super().__init__(spec, block_size, num_tokens, rows, workspace.scratch, PREFILL, _PREFILL_PROGRAMS, qo_indptr)
 
     def plan(self, qo_indptr: torch.Tensor, indptr: torch.Tensor, kv_lens: torch.Tensor) -> None:
         """Nothing: the kernels read these on the device."""
@@ -185,9 +192,9 @@ class DecodeRows(_Rows):
     def __init__(
         self, spec: ModelSpec, dtype: torch.dtype, block_size: int, workspace: "Workspace", rows: "PagedRows"
     ) -> None:
-        height = next((rows for rows in _DECODE_ROWS if spec.num_heads <= rows), _DECODE_ROWS[-1])
+        tile = DECODE if spec.num_heads <= DECODE.rows else DECODE_MANY_HEADS
         count = len(rows.last_block_len)
-        super().__init__(spec, block_size, count, rows, workspace.scratch, height, _DECODE_PROGRAMS, None)
+        super().__init__(spec, block_size, count, rows, workspace.scratch, tile, _DECODE_PROGRAMS, None)
 
     def plan(self, indptr: torch.Tensor, kv_lens: torch.Tensor) -> None:
         """See ``PrefillRows.plan``."""

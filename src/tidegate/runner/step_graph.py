@@ -13,14 +13,8 @@ from tidegate.base.batch import Batch
 from tidegate.base.specs import ModelSpec
 from tidegate.device.gpu_memory import borrowed
 from tidegate.device.pool import Pool
-from tidegate.kernels.flashinfer_attention import (
-    DecodeRows,
-    GraphAttention,
-    PagedRows,
-    PrefillRows,
-    SwitchedAttention,
-    Workspace,
-)
+from tidegate.kernels.choose_attention import graph_kernels
+from tidegate.kernels.flashinfer_attention import PagedRows, SwitchedAttention, Workspace
 from tidegate.models.registry import Model
 from tidegate.runner.shapes import MAX_SLICES, Scratch, StepShape
 
@@ -75,17 +69,17 @@ class StepGraph:
         self._layout = _Layout(shape, MAX_SLICES * per_seq, shape.decodes * per_seq)
         self._meta = torch.zeros(self._layout.size, dtype=torch.int32, device=device)
         self._staging = staging
-        block_size, dtype = pool.spec.block_size, pool.kv.dtype
+        block_size, dtype, kernels = pool.spec.block_size, pool.kv.dtype, graph_kernels(spec)
         self._prefill = self._decode = None
         if shape.prefill_tokens:
             rows = PagedRows(self._of("p_indptr"), self._of("p_indices"), self._of("p_last"))
-            self._prefill = PrefillRows(
+            self._prefill = kernels.prefill_rows(
                 spec, dtype, block_size, shape.prefill_tokens, workspaces[0], self._of("qo_indptr"), rows
             )
         if shape.decodes:
             rows = PagedRows(self._of("d_indptr"), self._of("d_indices"), self._of("d_last"))
-            self._decode = DecodeRows(spec, dtype, block_size, workspaces[1], rows)
-        self._graph_attention = GraphAttention(
+            self._decode = kernels.decode_rows(spec, dtype, block_size, workspaces[1], rows)
+        self._graph_attention = kernels.attention(
             pool.kv, self._of("places"), shape.prefill_tokens, self._prefill, self._decode
         )
         self._graph = torch.cuda.CUDAGraph()
