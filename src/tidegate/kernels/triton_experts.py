@@ -14,7 +14,8 @@ from tidegate.kernels.expert_tiles import Tile, Tiles, tiles_for
 _CHUNK = 1024  # pairs that the schedule looks at at a time
 
 
-@triton.jit
+# Numbers of tokens and what follows from them are not specialized on: each would be compiled anew.
+@triton.jit(do_not_specialize=("num_pairs", "max_tiles"))
 def _schedule_kernel(
     chosen, order, tiles, num_pairs, max_tiles, ROWS: tl.constexpr, EXPERTS: tl.constexpr, TILES: tl.constexpr,
     CHUNK: tl.constexpr,
@@ -51,7 +52,7 @@ def _schedule_kernel(
         tl.store(tiles + tile, tl.full([TILES], -1, dtype=tl.int32), mask=nobodys)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=("max_tiles", "per_token"))
 def _product_kernel(
     x, weight, shares, out, order, tiles, max_tiles, depth, width, per_token, GATED: tl.constexpr, ROWS: tl.constexpr,
     COLUMNS: tl.constexpr, DEPTH: tl.constexpr,

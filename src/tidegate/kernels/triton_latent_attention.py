@@ -57,7 +57,7 @@ def _locate(qo_indptr, tile, heads, num_slices, ROWS: tl.constexpr, SLICES: tl.c
     return found, tl.sum(tl.where(ours, starts, 0), 0), tl.sum(tl.where(ours, counts, 0), 0), first
 
 
-@triton.jit
+@triton.jit(do_not_specialize=("num_slices", "num_tokens"))  # each would be compiled anew
 def _attend_kernel(
     q, cache, out, lse, qo_indptr, indptr, indices, last_block_len, scale, heads, num_slices, num_tokens,
     BLOCK: tl.constexpr, RANK: tl.constexpr, ROPE: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr,
@@ -117,7 +117,7 @@ def _attend_kernel(
         tl.store(out + place[:, None] * RANK + dim[None, :], sums.to(out.dtype.element_ty), mask=written[:, None])
 
 
-@triton.jit
+@triton.jit(do_not_specialize=("num_rows",))
 def _merge_kernel(parts, lse, out, num_rows, RANK: tl.constexpr, PARTS: tl.constexpr, POWER: tl.constexpr):
     """``out[row]`` of the row's results over parts of its keys, weighted by what each part's scores add up to."""
     row = tl.program_id(0).to(tl.int64)
