@@ -4,8 +4,8 @@ frontier: what prefill and decode can have together, by every chunk size and in 
     python benchmarks/gpu_steps.py [--shape NAME | --config CONFIG.json] [decode] [prefill] [hybrid] [sides]
     python benchmarks/gpu_steps.py frontier [--json FILE] [--plot FILE.png]
 
-Random weights of a model's shape: Llama-3-8B's unless another is named or a config.json is given. Times are wall clock a
-step with two steps enqueued, as when serving; "device" is what events on the stream measured.
+Random weights of a model's shape: Llama-3-8B's unless another is named or a config.json is given. Times are wall clock
+a step with two steps enqueued, as when serving; "device" is what events on the stream measured.
 """
 
 import argparse
