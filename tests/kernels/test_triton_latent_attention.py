@@ -98,27 +98,27 @@ def check(step, tolerance=TOLERANCE):
     ],
 )
 def test_decode_rows(heads, rank, rope):
-    check(Step(model(heads, rank, rope), [], [0, 5, 63, 64, 300, 700]))
+    check(Step(model(heads, rank, rope), [], [0, 31, 32, 300]))
 
 
-@pytest.mark.parametrize("heads", [16, 6, 100])
+@pytest.mark.parametrize("heads", [16, 5])
 def test_slices_see_what_is_before_them_and_no_more(heads):
-    check(Step(model(heads, 32, 16), [(0, 37), (100, 1), (500, 19), (0, 1)], []))
+    check(Step(model(heads, 32, 16), [(0, 11), (70, 1), (290, 7), (0, 1)], []))
 
 
 def test_a_slice_of_so_many_tokens_that_keys_are_not_divided():
-    step = Step(model(64, 16, 16), [(30, 130), (0, 7)], [])
+    step = Step(model(64, 16, 16), [(3, 80), (0, 7)], [])
     assert step.attention._prefill._parts == 1
     check(step)
 
 
 def test_hybrid_steps_with_padding():
-    check(Step(model(16, 32, 16), [(40, 21), (300, 10)], [17, 0, 400], padding=5))
+    check(Step(model(16, 32, 16), [(40, 9), (100, 3)], [17, 0, 280], padding=3))
 
 
 def test_a_decode_row_has_the_same_bits_whoever_is_beside_it():
     spec = model(16, 32, 16)
-    alone, crowd = Step(spec, [], [600, 3], padding=2), Step(spec, [], [600, 3, 250, 90])
+    alone, crowd = Step(spec, [], [280, 3], padding=2), Step(spec, [], [280, 3, 150, 90])
     for name in ("q", "k"):
         getattr(crowd, name)[:2] = getattr(alone, name)[:2]
     kv, theirs = alone.attention._caches[0], crowd.attention._caches[0]
@@ -129,7 +129,7 @@ def test_a_decode_row_has_the_same_bits_whoever_is_beside_it():
 
 
 def test_sixteen_bits_are_near_the_exact_result():
-    check(Step(model(16, 32, 16), [(100, 9)], [300, 20], dtype=torch.float16), 5e-3)
+    check(Step(model(16, 32, 16), [(30, 5)], [100, 20], dtype=torch.float16), 5e-3)
 
 
 def test_vectors_go_to_their_places():
