@@ -34,11 +34,12 @@ class Tile(NamedTuple):
     stages: int
 
 
-# With 64 rows Triton's matrix instruction is Hopper's own, and its addresses take more registers than there are.
+# With 64 rows Triton takes Hopper's own matrix instruction, and then more registers than there are (0.7 KiB a thread
+# spilled): not measured yet whether it is faster all the same (benchmarks/gpu_latent.py).
 PREFILL = Tile(32, 64, 8, 3)
 DECODE = Tile(16, 32, 4, 5)  # two programs fit on an SM
 DECODE_MANY_HEADS = PREFILL
-_PREFILL_PROGRAMS, _DECODE_PROGRAMS = 256, 512  # that fill a device
+PREFILL_PROGRAMS, DECODE_PROGRAMS = 256, 512  # that fill a device
 
 
 @triton.jit
@@ -57,11 +58,11 @@ def _locate(qo_indptr, tile, heads, num_slices, ROWS: tl.constexpr, SLICES: tl.c
     return found, tl.sum(tl.where(ours, starts, 0), 0), tl.sum(tl.where(ours, counts, 0), 0), first
 
 
-@triton.jit(do_not_specialize=("num_slices", "num_tokens"))  # each would be compiled anew
+@triton.jit(do_not_specialize=("num_slices", "num_tokens", "num_parts"))  # each would be compiled anew
 def _attend_kernel(
     q, cache, out, lse, qo_indptr, indptr, indices, last_block_len, scale, heads, num_slices, num_tokens,
-    BLOCK: tl.constexpr, RANK: tl.constexpr, ROPE: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr,
-    PARTS: tl.constexpr, LEAST_KEYS: tl.constexpr, SLICES: tl.constexpr,
+    num_parts, BLOCK: tl.constexpr, RANK: tl.constexpr, ROPE: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr,
+    DIVIDED: tl.constexpr, LEAST_KEYS: tl.constexpr, SLICES: tl.constexpr,
 ):  # fmt: skip
     """One part of the keys of one tile: ``ROWS`` pairs of a token and a head. SLICES 0: each token is a slice."""
     if SLICES == 0:
@@ -78,8 +79,8 @@ def _attend_kernel(
         last_visible = length - count + row // heads
         reach = length - count + tl.minimum((first_row + ROWS - 1) // heads, count - 1) + 1  # keys that any row sees
         first, stop = 0, reach
-        if PARTS > 1:
-            of_part = tl.maximum((reach + PARTS - 1) // PARTS, LEAST_KEYS)
+        if DIVIDED:
+            of_part = tl.maximum((reach + num_parts - 1) // num_parts, LEAST_KEYS)
             of_part = (of_part + KEYS - 1) // KEYS * KEYS
             first = tl.program_id(1) * of_part
             stop = tl.minimum(first + of_part, reach)
@@ -110,19 +111,19 @@ def _attend_kernel(
             sums = tl.dot(weights.to(k_latent.dtype), k_latent, sums * kept[:, None], input_precision="ieee")
             most = higher
         sums /= tl.where(total > 0.0, total, 1.0)[:, None]
-        if PARTS > 1:
+        if DIVIDED:
             place += tl.program_id(1).to(tl.int64) * num_tokens * heads
             tl.store(lse + place, tl.where(total > 0.0, most + tl.log2(total), float("-inf")), mask=inside)
-        written = inside if PARTS == 1 else inside & (total > 0.0)
+        written = inside & (total > 0.0) if DIVIDED else inside
         tl.store(out + place[:, None] * RANK + dim[None, :], sums.to(out.dtype.element_ty), mask=written[:, None])
 
 
-@triton.jit(do_not_specialize=("num_rows",))
-def _merge_kernel(parts, lse, out, num_rows, RANK: tl.constexpr, PARTS: tl.constexpr, POWER: tl.constexpr):
+@triton.jit(do_not_specialize=("num_rows", "num_parts"))
+def _merge_kernel(parts, lse, out, num_rows, num_parts, RANK: tl.constexpr, POWER: tl.constexpr):
     """``out[row]`` of the row's results over parts of its keys, weighted by what each part's scores add up to."""
     row = tl.program_id(0).to(tl.int64)
     part, dim = tl.arange(0, POWER), tl.arange(0, RANK)
-    weights = tl.load(lse + part * num_rows + row, mask=part < PARTS, other=float("-inf"))
+    weights = tl.load(lse + part * num_rows + row, mask=part < num_parts, other=float("-inf"))
     some = weights > float("-inf")
     weights = tl.where(some, tl.exp2(weights - tl.max(weights, 0)), 0.0)
     places = parts + (part[:, None] * num_rows + row) * RANK + dim[None, :]
@@ -131,8 +132,9 @@ def _merge_kernel(parts, lse, out, num_rows, RANK: tl.constexpr, PARTS: tl.const
     tl.store(out + row * RANK + dim, merged.to(out.dtype.element_ty))
 
 
-class _Rows:
-    """Rows of one kind, ``num_tokens`` queries in all, whose results over parts of keys go to ``scratch``."""
+class LatentRows:
+    """Rows of one kind, ``num_tokens`` queries in all, as many tokens one after another as ``qo_indptr`` says, or one
+    each without it. Keys are divided until there are so many ``programs``; results over parts go to ``scratch``."""
 
     def __init__(
         self, spec: ModelSpec, block_size: int, num_tokens: int, rows: "PagedRows", scratch: torch.Tensor, tile: Tile,
@@ -160,33 +162,33 @@ class _Rows:
         _attend_kernel[(self._tiles, self._parts)](
             q, cache, out if whole else self._results, self._lse, rows.indptr if decode else self._qo_indptr,
             rows.indptr, rows.indices, rows.last_block_len, self._scale, self._heads, self._num_slices,
-            self._num_tokens, BLOCK=self._block_size, RANK=self._rank, ROPE=self._rope, ROWS=tile.rows,
-            KEYS=tile.keys, PARTS=self._parts, LEAST_KEYS=_LEAST_KEYS,
+            self._num_tokens, self._parts, BLOCK=self._block_size, RANK=self._rank, ROPE=self._rope, ROWS=tile.rows,
+            KEYS=tile.keys, DIVIDED=not whole, LEAST_KEYS=_LEAST_KEYS,
             SLICES=0 if decode else triton.next_power_of_2(self._num_slices), num_warps=tile.warps,
             num_stages=tile.stages,
         )  # fmt: skip
         if not whole:
             num_rows = self._num_tokens * self._heads
             _merge_kernel[(num_rows,)](
-                self._results, self._lse, out, num_rows, RANK=self._rank, PARTS=self._parts,
+                self._results, self._lse, out, num_rows, self._parts, RANK=self._rank,
                 POWER=triton.next_power_of_2(self._parts), num_warps=4,
             )  # fmt: skip
 
 
-class PrefillRows(_Rows):
+class PrefillRows(LatentRows):
     """As ``flashinfer_attention.PrefillRows``."""
 
     def __init__(
         self, spec: ModelSpec, dtype: torch.dtype, block_size: int, num_tokens: int, workspace: "Workspace",
         qo_indptr: torch.Tensor, rows: "PagedRows",
     ) -> None:  # fmt: skip
-        super().__init__(spec, block_size, num_tokens, rows, workspace.scratch, PREFILL, _PREFILL_PROGRAMS, qo_indptr)
+        super().__init__(spec, block_size, num_tokens, rows, workspace.scratch, PREFILL, PREFILL_PROGRAMS, qo_indptr)
 
     def plan(self, qo_indptr: torch.Tensor, indptr: torch.Tensor, kv_lens: torch.Tensor) -> None:
         """Nothing: the kernels read these on the device."""
 
 
-class DecodeRows(_Rows):
+class DecodeRows(LatentRows):
     """As ``flashinfer_attention.DecodeRows``."""
 
     def __init__(
@@ -194,7 +196,7 @@ class DecodeRows(_Rows):
     ) -> None:
         tile = DECODE if spec.num_heads <= DECODE.rows else DECODE_MANY_HEADS
         count = len(rows.last_block_len)
-        super().__init__(spec, block_size, count, rows, workspace.scratch, tile, _DECODE_PROGRAMS, None)
+        super().__init__(spec, block_size, count, rows, workspace.scratch, tile, DECODE_PROGRAMS, None)
 
     def plan(self, indptr: torch.Tensor, kv_lens: torch.Tensor) -> None:
         """See ``PrefillRows.plan``."""
