@@ -4,8 +4,8 @@ All query heads attend over the same vectors, so the heads of several tokens are
 vector is read once for all of them. Where that makes too few programs to fill the device, each one's keys are divided
 and the parts merged (flash decoding). How far a step's rows reach is read on the device: there is nothing to plan.
 
-No kernel here waits for another program of its grid. FlashInfer's kernels for this do (cooperative launches, as many
-programs as the whole device has SMs): they can't start on a part of the device, and two lanes' could block each other.
+No program here waits for another of its grid. FlashInfer's kernel for this has as many as the whole device has SMs wait
+for each other (a cooperative launch): on a part they do not fit at once, and two lanes' could block each other.
 """
 
 import math
