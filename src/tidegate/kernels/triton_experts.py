@@ -96,9 +96,8 @@ def experts(
     decides the tiles, and so how long a chunk is and which matrix instruction adds within it.
     """
     (num_experts, hidden, ffn), (tokens, per_token) = down.shape, chosen.shape
-    return experts_in_tiles(
-        x, shares, chosen, gate_up, down, tiles_for(num_experts, per_token, hidden, ffn, tokens)
-    )  # fmt: skip
+    by = tiles_for(num_experts, per_token, hidden, ffn, tokens)
+    return experts_in_tiles(x, shares, chosen, gate_up, down, by)
 
 
 def experts_in_tiles(
