@@ -1,13 +1,13 @@
 """Single steps on one GPU, without a server: decode, prefill slices, hybrid steps, both lanes side by side, and the
 frontier: what prefill and decode can have together, by every chunk size and in every form of sharing.
 
-    python benchmarks/gpu_steps.py [--config CONFIG.json] [decode] [prefill] [hybrid] [sides]
+    python benchmarks/gpu_steps.py [--shape NAME | --config CONFIG.json] [decode] [prefill] [hybrid] [sides]
     python benchmarks/gpu_steps.py frontier [--json FILE] [--plot FILE.png]
     python benchmarks/gpu_steps.py rotation
 
 The frontier has lanes as processes (MPS) too, where that can be had; "rotation" is what a change of their shares costs.
-Random weights of the Llama-3-8B shape unless a config.json is given. Times are wall clock a step with two steps
-enqueued, as when serving; "device" is what events on the stream measured.
+Random weights of a model's shape: Llama-3-8B's unless another is named or a config.json is given. Times are wall clock
+a step with two steps enqueued, as when serving; "device" is what events on the stream measured.
 """
 
 import argparse
@@ -22,6 +22,7 @@ from pathlib import Path
 import numpy as np
 import torch
 from frontier_report import Limits, Point, line, plot, save
+from model_shapes import SHAPES
 from mps_sides import MpsSides
 
 from tidegate.base.batch import Batch, Slice
@@ -38,12 +39,7 @@ from tidegate.runner.gpu_runner import GpuRunner
 from tidegate.runner.lane_runner import Enqueued
 from tidegate.runner.shapes import TOKEN_STEPS, Scratch, StepShape
 
-LLAMA_3_8B = {
-    "architectures": ["LlamaForCausalLM"], "model_type": "llama", "vocab_size": 128256, "hidden_size": 4096,
-    "intermediate_size": 14336, "num_hidden_layers": 32, "num_attention_heads": 32, "num_key_value_heads": 8,
-    "max_position_embeddings": 8192, "rms_norm_eps": 1e-5, "rope_theta": 500000.0,
-}  # fmt: skip
-NUM_BLOCKS, MAX_SEQS, MAX_LEN = 40000, 256, 8192
+NUM_BLOCKS, MAX_SEQS, MAX_LEN = 34000, 256, 8192
 DECODES, PROMPT = 64, 4096
 PREFILL_SMS = (104, 88, 72, 56, 40)
 CONTEXTS = (1024, 4096, 7900)
@@ -63,6 +59,7 @@ class Bench:
         weights, self.pool = self.memory.open_pool(arrays, self.regions, self.table.tensor(where))
         source.load(weights, lambda fraction: None)
         self.pool.kv.normal_()
+        self.pool.tokens.random_(source.spec.vocab_size)  # different ones: equal tokens go to the same experts
         self.parts = SmParts()
         self.scratch = Scratch(NUM_BLOCKS, MAX_SEQS)
         self.spec = source.spec
@@ -221,7 +218,9 @@ class Bench:
 def main() -> None:
     tables = ("decode", "prefill", "hybrid", "sides", "frontier", "rotation")
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--config", help="a model's config.json")
+    shape = parser.add_mutually_exclusive_group()
+    shape.add_argument("--shape", choices=SHAPES, default="llama-3-8b", help="(default: %(default)s)")
+    shape.add_argument("--config", help="a model's config.json")
     parser.add_argument("--json", type=Path, metavar="FILE", help="the frontier's points")
     parser.add_argument("--plot", type=Path, metavar="FILE", help="a picture of the frontier (needs matplotlib)")
     parser.add_argument("tables", nargs="*", metavar="TABLE", help=f"{', '.join(tables)} (default: all)")
@@ -233,12 +232,12 @@ def main() -> None:
         config = arguments.config
         if config is None:
             config = str(Path(folder) / "config.json")
-            Path(config).write_text(json.dumps(LLAMA_3_8B))
+            Path(config).write_text(json.dumps(SHAPES[arguments.shape]))
         bench = Bench(config)
     for table in arguments.tables or tables:
         found = getattr(bench, f"table_{table}")()
         if table == "frontier":
-            model = arguments.config or "the Llama-3-8B shape"
+            model = arguments.config or f"the shape of {arguments.shape}"
             about = {
                 "device": torch.cuda.get_device_name(),
                 "model": model,

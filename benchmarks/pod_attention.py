@@ -15,7 +15,8 @@ import tempfile
 from pathlib import Path
 
 import torch
-from gpu_steps import LLAMA_3_8B, Bench, MakeBatch
+from gpu_steps import Bench, MakeBatch
+from model_shapes import LLAMA_3_8B
 
 from tidegate.base.batch import Batch
 from tidegate.device.green_contexts import SmParts

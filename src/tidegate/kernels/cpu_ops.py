@@ -8,6 +8,7 @@ import numpy as np
 import torch
 
 from tidegate.kernels.compiled import Kernel, Words, as_float, exp, floats, share_of, word
+from tidegate.kernels.routing import choose_experts as choose_experts
 from tidegate.kernels.torch_experts import experts as experts
 
 _ZERO, _ONE = np.float32(0.0), np.float32(1.0)

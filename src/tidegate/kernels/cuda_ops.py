@@ -8,6 +8,7 @@ import torch
 
 from tidegate.kernels.triton_experts import experts as experts
 from tidegate.kernels.triton_rope import rope as rope
+from tidegate.kernels.triton_routing import choose_experts as choose_experts
 from tidegate.kernels.triton_silu_mul import silu_mul as silu_mul
 
 

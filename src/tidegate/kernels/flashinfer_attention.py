@@ -6,13 +6,14 @@ device once a step) and each wrapper's schedule (planned on the host, copied by 
 staged in two pinned buffers in turn, so that a step can be planned while the copy for the one before is pending.
 """
 
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import flashinfer
 import torch
 from flashinfer.prefill import get_batch_prefill_module
 
 from tidegate.base.specs import ModelSpec
+from tidegate.kernels.step_rows import Rows
 from tidegate.kernels.triton_write_kv import write_kv
 
 INT_WORKSPACE_BYTES = 8 << 20
@@ -165,32 +166,10 @@ class DecodeRows:
         self._wrapper.run(q, cache, out=out)
 
 
-class StepRows(Protocol):
-    """All rows of a step, prompt tokens first."""
-
-    def run(self, q: torch.Tensor, cache: tuple[torch.Tensor, torch.Tensor], out: torch.Tensor) -> None:
-        """``q`` and ``out``: [T, Hq, D]; ``cache``: K and V of a layer, [blocks, block_size, Hkv, D]."""
-        ...
-
-
-class ApartRows:
-    """``num_prefill`` prompt tokens, then decode rows, by a kernel each, one after the other."""
-
-    def __init__(self, num_prefill: int, prefill: PrefillRows | None, decode: DecodeRows | None) -> None:
-        self._num_prefill, self._prefill, self._decode = num_prefill, prefill, decode
-
-    def run(self, q: torch.Tensor, cache: tuple[torch.Tensor, torch.Tensor], out: torch.Tensor) -> None:
-        split = self._num_prefill
-        if self._prefill is not None:
-            self._prefill.run(q[:split], cache, out[:split])
-        if self._decode is not None:
-            self._decode.run(q[split:], cache, out[split:])
-
-
 class GraphAttention:
     """``kernels.attention.Attention.run`` for a step of these rows."""
 
-    def __init__(self, kv: torch.Tensor, places: torch.Tensor, rows: StepRows) -> None:
+    def __init__(self, kv: torch.Tensor, places: torch.Tensor, rows: Rows) -> None:
         self._caches = [(layer[0], layer[1]) for layer in kv]
         self._places = places  # int32 [T]: where in the array each token's KV goes
         self._rows = rows

@@ -2,7 +2,7 @@
 
 import torch
 
-from tidegate.base.specs import ModelSpec
+from tidegate.base.specs import LatentSpec, ModelSpec
 from tidegate.kernels.pod_rule import DECODE_TILE
 
 HEAD_DIMS = (64, 128, 256)  # that FlashInfer's FA2 and FA3 kernels are made for
@@ -18,7 +18,7 @@ def why_no_graphs(spec: ModelSpec, dtype: torch.dtype, device: torch.device) -> 
     if spec.layer_windows is not None:
         return "the fast kernels are planned for one sliding window, and this model's layers have several"
     if spec.latent is not None:
-        return "the fast kernels are for keys and values, and this model keeps latent vectors"
+        return _why_no_latent_graphs(spec.latent)
     if spec.head_dim not in HEAD_DIMS:
         return f"FlashInfer has no kernels for heads of {spec.head_dim} elements"
     major, minor = torch.cuda.get_device_capability(device)
@@ -38,6 +38,8 @@ def why_no_graphs(spec: ModelSpec, dtype: torch.dtype, device: torch.device) -> 
 def why_no_pod(spec: ModelSpec, dtype: torch.dtype) -> str | None:
     """None where attention of prompts and decodes can be one kernel (``kernels.pod_attention``), given that steps can
     be graphs; otherwise the reason. Builds the kernel where it is not there yet."""
+    if spec.latent is not None:
+        return "the kernel for both is not made for latent vectors"
     if spec.sliding_window is not None:
         return "the kernel for both is not used with sliding windows"
     if spec.head_dim not in POD_HEAD_DIMS:
@@ -50,6 +52,18 @@ def why_no_pod(spec: ModelSpec, dtype: torch.dtype) -> str | None:
         build(spec, dtype)
     except Exception as error:  # whatever a compiler, a linker or a loader says
         return f"FlashInfer could not build its kernel for both ({_first_line(error)})"
+    return None
+
+
+def _why_no_latent_graphs(latent: LatentSpec) -> str | None:
+    """Their kernels are Triton's, compiled when a graph is first made; the small ones beside them are FlashInfer's."""
+    if any(size < 16 or size & (size - 1) for size in (latent.rank, latent.rope_dim)):
+        return f"the fast kernels take powers of two, and latent vectors here have {latent.rank} and {latent.rope_dim}"
+    try:
+        import tidegate.kernels.cuda_ops
+        import tidegate.kernels.triton_latent_attention  # noqa: F401
+    except ImportError as error:
+        return f"what the fast kernels need can't be imported ({_first_line(error)}): pip install 'tidegate[cuda]'"
     return None
 
 

@@ -5,6 +5,8 @@ from typing import Protocol
 
 import torch
 
+from tidegate.base.specs import ExpertsSpec
+
 
 class Ops(Protocol):
     """The functions of ``kernels.torch_ops``, where they are described."""
@@ -18,6 +20,10 @@ class Ops(Protocol):
     def rope(self, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor: ...
 
     def silu_mul(self, gate_up: torch.Tensor) -> torch.Tensor: ...
+
+    def choose_experts(
+        self, logits: torch.Tensor, spec: ExpertsSpec, correction: torch.Tensor | None = None
+    ) -> tuple[torch.Tensor, torch.Tensor]: ...
 
     def experts(
         self,

@@ -101,7 +101,7 @@ class PodRows:
         )  # fmt: skip
 
     def run(self, q: torch.Tensor, cache: tuple[torch.Tensor, torch.Tensor], out: torch.Tensor) -> None:
-        """See ``StepRows``."""
+        """See ``step_rows.Rows``."""
         split, layout = self._num_tokens, TensorLayout.NHD.value
         no_window, no_mask, no_lse, no_slopes, no_cap = -1, (None, None), None, None, 0.0
         rest = (no_slopes, no_cap, 1.0 / math.sqrt(self._spec.head_dim), 1.0, 1e-4)  # scale; rotary ones are not used

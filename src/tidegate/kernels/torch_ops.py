@@ -4,6 +4,7 @@ import torch
 from torch.nn.functional import rms_norm as _rms_norm
 from torch.nn.functional import silu
 
+from tidegate.kernels.routing import choose_experts as choose_experts
 from tidegate.kernels.torch_experts import experts as experts
 
 

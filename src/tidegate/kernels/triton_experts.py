@@ -1,32 +1,21 @@
-"""The experts of a mixture on a GPU: three kernels whatever the routing, in a form that a CUDA graph can hold.
+"""The experts of a mixture on a GPU: the same kernels whatever the routing, in a form that a CUDA graph can hold.
 
 Pairs of a token and one of its experts are ordered by expert, and each expert's pairs are cut into tiles of rows. Which
 tile is whose is found out on the device; the grid has room for the most tiles that so many pairs can make, and programs
 without a tile end at once. Nothing is shared between calls: what they allocate belongs to the caller's stream.
 """
 
-from typing import NamedTuple
-
 import torch
 import triton
 import triton.language as tl
 
+from tidegate.kernels.expert_tiles import Tile, Tiles, tiles_for
+
 _CHUNK = 1024  # pairs that the schedule looks at at a time
 
 
-class _Tile(NamedTuple):
-    rows: int
-    columns: int
-    depth: int
-    warps: int
-    stages: int
-
-
-# Few rows to an expert: bound by reading weights, so many bytes in flight. Many: bound by arithmetic.
-_TILES = (_Tile(16, 64, 128, 4, 4), _Tile(32, 64, 128, 4, 4), _Tile(64, 128, 64, 4, 3), _Tile(128, 128, 64, 8, 3))
-
-
-@triton.jit
+# Numbers of tokens and what follows from them are not specialized on: each would be compiled anew.
+@triton.jit(do_not_specialize=("num_pairs", "max_tiles"))
 def _schedule_kernel(
     chosen, order, tiles, num_pairs, max_tiles, ROWS: tl.constexpr, EXPERTS: tl.constexpr, TILES: tl.constexpr,
     CHUNK: tl.constexpr,
@@ -63,57 +52,39 @@ def _schedule_kernel(
         tl.store(tiles + tile, tl.full([TILES], -1, dtype=tl.int32), mask=nobodys)
 
 
-@triton.jit
-def _gate_up_kernel(
-    x, weight, out, order, tiles, max_tiles, hidden, ffn, per_token, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
-    DEPTH: tl.constexpr,
+@triton.jit(do_not_specialize=("max_tiles", "per_token"))
+def _product_kernel(
+    x, weight, shares, out, order, tiles, max_tiles, depth, width, per_token, GATED: tl.constexpr, ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr, DEPTH: tl.constexpr,
 ):  # fmt: skip
-    """``out[row] = silu(gate) * up`` of the token of each ordered pair."""
+    """One tile of an expert's product with its ordered pairs. GATED: of the pairs' tokens with both halves of
+    ``weight``, ``silu(first) * second``; otherwise of results in order, times the pair's share, to its place."""
     expert = tl.load(tiles + tl.program_id(0)).to(tl.int64)
     if expert >= 0:
         row = tl.load(tiles + max_tiles + tl.program_id(0)) + tl.arange(0, ROWS)
         inside = row < tl.load(tiles + 2 * max_tiles + tl.program_id(0))
-        token = (tl.load(order + row, mask=inside, other=0) // per_token).to(tl.int64)
+        pair = tl.load(order + row, mask=inside, other=0)
         column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
         k = tl.arange(0, DEPTH)
-        inputs = x + token[:, None] * hidden + k[None, :]
-        gates = weight + expert * 2 * ffn * hidden + column[None, :].to(tl.int64) * hidden + k[:, None]
-        ups = gates + ffn.to(tl.int64) * hidden
-        gate = tl.zeros([ROWS, COLUMNS], dtype=tl.float32)
-        up = tl.zeros([ROWS, COLUMNS], dtype=tl.float32)
-        for done in range(0, hidden, DEPTH):
-            a = tl.load(inputs + done, mask=inside[:, None] & (k[None, :] < hidden - done), other=0.0)
-            wanted = (column[None, :] < ffn) & (k[:, None] < hidden - done)
-            gate = tl.dot(a, tl.load(gates + done, mask=wanted, other=0.0), gate, input_precision="ieee")
-            up = tl.dot(a, tl.load(ups + done, mask=wanted, other=0.0), up, input_precision="ieee")
-        value = gate / (1.0 + tl.exp(-gate)) * up
-        places = out + row[:, None].to(tl.int64) * ffn + column[None, :]
-        tl.store(places, value.to(out.dtype.element_ty), mask=inside[:, None] & (column[None, :] < ffn))
-
-
-@triton.jit
-def _down_kernel(
-    x, weight, out, shares, order, tiles, max_tiles, hidden, ffn, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
-    DEPTH: tl.constexpr,
-):  # fmt: skip
-    """``out[pair]``: the pair's share times its expert's second product."""
-    expert = tl.load(tiles + tl.program_id(0)).to(tl.int64)
-    if expert >= 0:
-        row = tl.load(tiles + max_tiles + tl.program_id(0)) + tl.arange(0, ROWS)
-        inside = row < tl.load(tiles + 2 * max_tiles + tl.program_id(0))
-        pair = tl.load(order + row, mask=inside, other=0).to(tl.int64)
-        column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
-        k = tl.arange(0, DEPTH)
-        inputs = x + row[:, None].to(tl.int64) * ffn + k[None, :]
-        factors = weight + expert * hidden * ffn + column[None, :].to(tl.int64) * ffn + k[:, None]
+        source = pair // per_token if GATED else row
+        inputs = x + source.to(tl.int64)[:, None] * depth + k[None, :]
+        factors = weight + expert * (2 if GATED else 1) * width * depth
+        factors += column[None, :].to(tl.int64) * depth + k[:, None]
         total = tl.zeros([ROWS, COLUMNS], dtype=tl.float32)
-        for done in range(0, ffn, DEPTH):
-            a = tl.load(inputs + done, mask=inside[:, None] & (k[None, :] < ffn - done), other=0.0)
-            wanted = (column[None, :] < hidden) & (k[:, None] < ffn - done)
+        other = tl.zeros([ROWS, COLUMNS], dtype=tl.float32)
+        for done in range(0, depth, DEPTH):
+            a = tl.load(inputs + done, mask=inside[:, None] & (k[None, :] < depth - done), other=0.0)
+            wanted = (column[None, :] < width) & (k[:, None] < depth - done)
             total = tl.dot(a, tl.load(factors + done, mask=wanted, other=0.0), total, input_precision="ieee")
-        total *= tl.load(shares + pair, mask=inside, other=0.0).to(tl.float32)[:, None]
-        places = out + pair[:, None] * hidden + column[None, :]
-        tl.store(places, total.to(out.dtype.element_ty), mask=inside[:, None] & (column[None, :] < hidden))
+            if GATED:
+                second = tl.load(factors + width.to(tl.int64) * depth + done, mask=wanted, other=0.0)
+                other = tl.dot(a, second, other, input_precision="ieee")
+        if GATED:
+            target, total = row, total / (1.0 + tl.exp(-total)) * other
+        else:
+            target, total = pair, total * tl.load(shares + pair, mask=inside, other=0.0).to(tl.float32)[:, None]
+        places = out + target.to(tl.int64)[:, None] * width + column[None, :]
+        tl.store(places, total.to(out.dtype.element_ty), mask=inside[:, None] & (column[None, :] < width))
 
 
 def experts(
@@ -121,29 +92,36 @@ def experts(
 ) -> torch.Tensor:
     """As ``torch_experts.experts``, without waiting for the device; all arguments contiguous.
 
-    A token's sums run over the same chunks in the same order whoever is beside it; how many pairs there are in all
-    decides the height of tiles, and so which matrix instruction adds within a chunk.
+    A token's sums run over the same chunks in the same order whoever is beside it; how many tokens there are in all
+    decides the tiles, and so how long a chunk is and which matrix instruction adds within it.
     """
     (num_experts, hidden, ffn), (tokens, per_token) = down.shape, chosen.shape
-    pairs = tokens * per_token
-    tile = next((t for t in _TILES if pairs <= t.rows * num_experts), _TILES[-1])
-    max_tiles = (pairs + min(pairs, num_experts) * (tile.rows - 1)) // tile.rows
+    by = tiles_for(num_experts, per_token, hidden, ffn, tokens)
+    return experts_in_tiles(x, shares, chosen, gate_up, down, by)
+
+
+def experts_in_tiles(
+    x: torch.Tensor, shares: torch.Tensor, chosen: torch.Tensor, gate_up: torch.Tensor, down: torch.Tensor, by: Tiles
+) -> torch.Tensor:
+    """``experts`` by tiles that the caller has chosen."""
+    (num_experts, hidden, ffn), (tokens, per_token) = down.shape, chosen.shape
+    pairs, rows = tokens * per_token, by.gate_up.rows
+    max_tiles = (pairs + min(pairs, num_experts) * (rows - 1)) // rows
     order = torch.empty(pairs, dtype=torch.int32, device=x.device)
     tiles = torch.empty((3, max_tiles), dtype=torch.int32, device=x.device)  # whose, first row, the expert's end
     _schedule_kernel[(num_experts,)](
-        chosen, order, tiles, pairs, max_tiles, ROWS=tile.rows, EXPERTS=triton.next_power_of_2(num_experts),
+        chosen, order, tiles, pairs, max_tiles, ROWS=rows, EXPERTS=triton.next_power_of_2(num_experts),
         TILES=triton.next_power_of_2(max_tiles), CHUNK=min(_CHUNK, triton.next_power_of_2(pairs)),
     )  # fmt: skip
-    launch = {
-        "ROWS": tile.rows, "COLUMNS": tile.columns, "DEPTH": tile.depth, "num_warps": tile.warps,
-        "num_stages": tile.stages,
-    }  # fmt: skip
-    gated = torch.empty((pairs, ffn), dtype=x.dtype, device=x.device)
-    _gate_up_kernel[(max_tiles, triton.cdiv(ffn, tile.columns))](
-        x, gate_up, gated, order, tiles, max_tiles, hidden, ffn, per_token, **launch
-    )
-    terms = torch.empty((pairs, hidden), dtype=x.dtype, device=x.device)
-    _down_kernel[(max_tiles, triton.cdiv(hidden, tile.columns))](
-        gated, down, terms, shares, order, tiles, max_tiles, hidden, ffn, **launch
-    )
+
+    def multiply(source: torch.Tensor, weight: torch.Tensor, width: int, tile: Tile, gated: bool) -> torch.Tensor:
+        out = torch.empty((pairs, width), dtype=x.dtype, device=x.device)
+        _product_kernel[(max_tiles, triton.cdiv(width, tile.columns))](
+            source, weight, shares, out, order, tiles, max_tiles, source.shape[1], width, per_token, GATED=gated,
+            ROWS=rows, COLUMNS=tile.columns, DEPTH=tile.depth, num_warps=tile.warps, num_stages=tile.stages,
+        )  # fmt: skip
+        return out
+
+    gated = multiply(x, gate_up, ffn, by.gate_up, gated=True)
+    terms = multiply(gated, down, hidden, by.down, gated=False)
     return terms.view(tokens, per_token, hidden).sum(dim=1)

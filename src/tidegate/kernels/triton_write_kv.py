@@ -26,3 +26,22 @@ def write_kv(
     _write_kv_kernel[(k.shape[0],)](
         k, v, k_cache, v_cache, places, k.stride(0), v.stride(0), WIDTH=width, POWER=triton.next_power_of_2(width)
     )
+
+
+@triton.jit
+def _write_vectors_kernel(vectors, cache, places, stride, WIDTH: tl.constexpr, POWER: tl.constexpr):
+    token = tl.program_id(0).to(tl.int64)
+    place = tl.load(places + token).to(tl.int64)
+    element = tl.arange(0, POWER)
+    inside = element < WIDTH
+    vector = tl.load(vectors + token * stride + element, mask=inside)
+    tl.store(cache + place * WIDTH + element, vector.to(cache.dtype.element_ty), mask=inside)
+
+
+def write_vectors(vectors: torch.Tensor, cache: torch.Tensor, places: torch.Tensor) -> None:
+    """``vectors [T, 1, D]`` (dense in the last axis) to token places ``int32 [T]`` of a cache
+    ``[num_blocks, block_size, 1, D]``; place = block * block_size + offset."""
+    width = vectors.shape[2]
+    _write_vectors_kernel[(vectors.shape[0],)](
+        vectors, cache, places, vectors.stride(0), WIDTH=width, POWER=triton.next_power_of_2(width)
+    )

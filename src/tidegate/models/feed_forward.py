@@ -8,7 +8,6 @@ from torch.nn.functional import linear
 from tidegate.base.specs import ExpertsSpec, ModelSpec
 from tidegate.kernels.linear import Linear
 from tidegate.kernels.ops import Ops, ops_for
-from tidegate.kernels.routing import choose_experts
 
 FeedForward = Callable[[torch.Tensor], torch.Tensor]  # [T, hidden] -> a new [T, hidden]
 
@@ -53,14 +52,14 @@ class MixtureOfExperts:
         self._correction = weights.get(prefix + "correction")
         self._gate_up = weights[prefix + "experts_gate_up"].view(spec.num_experts, 2 * spec.ffn_size, hidden_size)
         self._down = weights[prefix + "experts_down"].view(spec.num_experts, hidden_size, spec.ffn_size)
-        self._experts = ops.experts
+        self._choose, self._experts = ops.choose_experts, ops.experts
         self._shared: GatedMlp | None = None
         self._shared_router = products.get(prefix + "shared_router")
         if spec.shared_ffn_size:
             self._shared = GatedMlp(products[prefix + "shared_gate_up"], products[prefix + "shared_down"], ops)
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        shares, chosen = choose_experts(self._router(x), self._spec, self._correction)
+        shares, chosen = self._choose(self._router(x), self._spec, self._correction)
         out = self._experts(x, shares, chosen, self._gate_up, self._down)
         if self._shared is not None:
             shared = self._shared(x)

@@ -12,9 +12,10 @@ from numpy.typing import NDArray
 
 from tidegate.base.specs import ModelSpec
 from tidegate.device.places import Place
-from tidegate.kernels.flashinfer_attention import ApartRows, DecodeRows, PagedRows, PrefillRows, StepRows, Workspace
+from tidegate.kernels.flashinfer_attention import DecodeRows, PagedRows, PrefillRows, Workspace
 from tidegate.kernels.pod_attention import PodRows, scratch_bytes
 from tidegate.kernels.pod_rule import APART, AXES, POD, Axes, HybridWork, PodRule
+from tidegate.kernels.step_rows import ApartRows, Rows
 from tidegate.runner.gpu_runner import CAPTURE, WORKSPACE_BYTES
 from tidegate.runner.shapes import MAX_SLICES, PADDING, StepShape
 
@@ -100,7 +101,7 @@ class _Attention:
             spec, dtype, block_size, shape.prefill_tokens, workspaces, self._qo_indptr, self._prompts, self._decode
         )
         apart = ApartRows(shape.prefill_tokens, self._prefill, self._decode)
-        self._forms: dict[str, StepRows] = {APART: apart, POD: self._pod}
+        self._forms: dict[str, Rows] = {APART: apart, POD: self._pod}
         tokens = shape.prefill_tokens + shape.decodes
         self._q = torch.randn((tokens, spec.num_heads, spec.head_dim), dtype=dtype, device=device)
         self._out = {form: torch.zeros_like(self._q) for form in (APART, POD)}

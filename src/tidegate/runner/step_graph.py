@@ -15,17 +15,11 @@ from tidegate.base.batch import Batch
 from tidegate.base.specs import ModelSpec
 from tidegate.device.gpu_memory import borrowed
 from tidegate.device.pool import Pool
-from tidegate.kernels.flashinfer_attention import (
-    ApartRows,
-    DecodeRows,
-    GraphAttention,
-    PagedRows,
-    PrefillRows,
-    SwitchedAttention,
-    Workspace,
-)
+from tidegate.kernels.choose_attention import graph_kernels
+from tidegate.kernels.flashinfer_attention import PagedRows, SwitchedAttention, Workspace
 from tidegate.kernels.pod_attention import PodRows
 from tidegate.kernels.pod_rule import APART, POD
+from tidegate.kernels.step_rows import ApartRows
 from tidegate.models.registry import Model
 from tidegate.runner.shapes import MAX_SLICES, Scratch, StepShape
 
@@ -70,7 +64,7 @@ class Staging:
 class _Recorded:
     """The step with one form of attention, and the graph that it has been recorded to."""
 
-    def __init__(self, attention: GraphAttention) -> None:
+    def __init__(self, attention: Any) -> None:
         self.attention = attention
         self.graph = torch.cuda.CUDAGraph()
         self.logits = self.tokens = torch.empty(0)
@@ -90,24 +84,24 @@ class StepGraph:
         self._layout = _Layout(shape, MAX_SLICES * per_seq, shape.decodes * per_seq)
         self._meta = torch.zeros(self._layout.size, dtype=torch.int32, device=device)
         self._staging = staging
-        block_size, dtype = pool.spec.block_size, pool.kv.dtype
+        block_size, dtype, kernels = pool.spec.block_size, pool.kv.dtype, graph_kernels(spec)
         self._prefill = self._decode = self._pod = None
         prompts = PagedRows(self._of("p_indptr"), self._of("p_indices"), self._of("p_last"))
         if shape.prefill_tokens:
-            self._prefill = PrefillRows(
+            self._prefill = kernels.prefill_rows(
                 spec, dtype, block_size, shape.prefill_tokens, workspaces[0], self._of("qo_indptr"), prompts
             )
         if shape.decodes:
             rows = PagedRows(self._of("d_indptr"), self._of("d_indices"), self._of("d_last"))
-            self._decode = DecodeRows(spec, dtype, block_size, workspaces[1], rows)
+            self._decode = kernels.decode_rows(spec, dtype, block_size, workspaces[1], rows)
         places, apart = self._of("places"), ApartRows(shape.prefill_tokens, self._prefill, self._decode)
-        self.forms = {APART: _Recorded(GraphAttention(pool.kv, places, apart))}
+        self.forms = {APART: _Recorded(kernels.attention(pool.kv, places, apart))}
         if pod:
             assert self._decode is not None
             self._pod = PodRows(
                 spec, dtype, block_size, shape.prefill_tokens, workspaces, self._of("qo_indptr"), prompts, self._decode
             )
-            self.forms[POD] = _Recorded(GraphAttention(pool.kv, places, self._pod))
+            self.forms[POD] = _Recorded(kernels.attention(pool.kv, places, self._pod))
         self._loaded = self.forms[APART]
         # After a replay, until the next replay of any of the lane's graphs:
         self.logits = torch.empty(0)  # float32 [rows that may sample, vocab]
@@ -244,7 +238,7 @@ class StepGraph:
 
     def _send(
         self, host: torch.Tensor, prefill_blocks: int, decode_blocks: int, kv_lens: NDArray[np.int32],
-        context_lens: NDArray[np.int32], prompts: PrefillRows | PodRows | None,
+        context_lens: NDArray[np.int32], prompts: Any,
     ) -> None:  # fmt: skip
         spans = self._layout.spans
         self._copy(host, 0, self._layout.fixed)

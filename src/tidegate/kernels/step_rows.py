@@ -1,0 +1,28 @@
+"""All rows of a step in one call, whichever kernels they take."""
+
+from typing import Any, Protocol
+
+import torch
+
+
+class Rows(Protocol):
+    """Rows that one kernel takes: all prompt rows of a step, all its decode rows, or both."""
+
+    def run(self, q: torch.Tensor, cache: Any, out: torch.Tensor) -> None:
+        """``q [T, Hq, D]`` over a layer's ``cache``, into ``out``, prompt tokens first. The cache of FlashInfer's rows:
+        K and V, [blocks, block_size, Hkv, D] each; of latent rows: vectors, [blocks, block_size, 1, D]."""
+        ...
+
+
+class ApartRows:
+    """``num_prefill`` prompt tokens, then decode rows, by a kernel each, one after the other."""
+
+    def __init__(self, num_prefill: int, prefill: Rows | None, decode: Rows | None) -> None:
+        self._num_prefill, self._prefill, self._decode = num_prefill, prefill, decode
+
+    def run(self, q: torch.Tensor, cache: Any, out: torch.Tensor) -> None:
+        split = self._num_prefill
+        if self._prefill is not None:
+            self._prefill.run(q[:split], cache, out[:split])
+        if self._decode is not None:
+            self._decode.run(q[split:], cache, out[split:])
