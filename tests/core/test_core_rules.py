@@ -332,6 +332,52 @@ def test_a_first_token_is_told_when_the_decode_lanes_next_step_starts():
     assert len(launches(actions)["D"].decode_slots) == 2
 
 
+def test_a_first_token_that_just_missed_the_next_step_is_told_when_the_one_after_it_starts():
+    """That next step was bound before the token came, and the one after it before it had ended: from the token to the
+    next, as they are told, is one step and no more."""
+    core, device = build("semi", caching=False)
+    ready(core, "P", "D")
+
+    def finish(lane, batch, now):
+        device.apply(batch.tables)
+        return core.on_event(BatchDone(lane, device.run(batch, 0.1)), now)
+
+    def ending(batch, now):
+        return core.on_event(BatchEnding("D", batch.id), now)
+
+    a = launches(core.on_event(Arrived(spec("a", 8, 20)), 0.0))["P"]
+    first = launches(finish("P", a, 0.1))["D"]
+    b = launches(core.on_event(Arrived(spec("b", 8, 20)), 0.15))["P"]
+    second = launches(ending(first, 0.19))["D"]
+    assert outputs(finish("P", b, 0.195)) == []
+    assert [o.id for o in outputs(finish("D", first, 0.2))] == ["a"], "the step that starts now is without b"
+    actions = ending(second, 0.29)
+    assert outputs(actions) == [], "the step with b is bound, and has not started"
+    third = launches(actions)["D"]
+    assert len(third.decode_slots) == 2
+    assert sorted(o.id for o in outputs(finish("D", second, 0.3))) == ["a", "b"]
+    assert sorted(o.id for o in outputs(finish("D", third, 0.4))) == ["a", "b"]
+
+
+def test_a_first_token_is_not_held_where_that_would_make_it_late():
+    def told(ttft_s):
+        """Whether b's first token is told when it comes, at 0.23: decode steps take 0.1 s, and one began at 0.2."""
+        core, device = build("semi", caching=False)
+        ready(core, "P", "D")
+
+        def finish(lane, batch, now):
+            device.apply(batch.tables)
+            return core.on_event(BatchDone(lane, device.run(batch, 0.1)), now)
+
+        a = launches(core.on_event(Arrived(spec("a", 8, 20)), 0.0))["P"]
+        finish("D", launches(finish("P", a, 0.1))["D"], 0.2)
+        b = launches(core.on_event(Arrived(spec("b", 8, 20, ttft_s=ttft_s)), 0.21))["P"]
+        return [o.id for o in outputs(finish("P", b, 0.23))] == ["b"]
+
+    assert told(ttft_s=0.05)
+    assert not told(ttft_s=0.5)
+
+
 def test_what_a_request_has_generated_is_shared_with_those_that_go_on_from_it():
     first = spec("a", 10, 20)
     answer = expected_tokens(first, VOCAB)

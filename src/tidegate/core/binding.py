@@ -84,7 +84,6 @@ class LaneView:
 class Bound(NamedTuple):
     batch: Batch
     flight: Flight
-    released: list[Request]  # whose first tokens were held until this batch
 
 
 class Binder:
@@ -101,7 +100,7 @@ class Binder:
         decodes: list[Request] = []
         slots: list[int] = []
         positions: list[int] = []
-        released: list[Request] = []
+        starting: list[Request] = []
         for r in plan.decodes:
             position = len(r.tokens) - 1 + r.in_flight
             if r.lane is not lane or r.prefill_lane is not None or position >= r.capacity:  # few
@@ -117,7 +116,7 @@ class Binder:
                     self.totals.handovers += r.prefill_lane != lane.name
                     r.prefill_lane = None
                     if r.held is not None:
-                        released.append(r)
+                        starting.append(r)
             r.in_flight += 1
             decodes.append(r)
             slots.append(r.slot)
@@ -144,7 +143,7 @@ class Binder:
             return None
         fused = lane.spec is not None and lane.spec.fused
         batch = Batch(self.next_id(), 1.0, slices, slots, positions, tables, setups, fused)
-        return Bound(batch, Flight(batch.id, 1.0, prefills, decodes, Work.of(batch)), released)
+        return Bound(batch, Flight(batch.id, 1.0, prefills, decodes, Work.of(batch), starting=starting))
 
     def next_id(self) -> int:
         """Of a batch."""

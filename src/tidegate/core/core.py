@@ -169,6 +169,8 @@ class Core:
         lane = self.lanes[event.lane]
         flight = lane.land(result.id)
         self._account(lane, flight, result.seconds, now)
+        if lane.flights:
+            self._starts(lane.flights[0], now)
         tokens = iter(result.tokens)
         logprobs = iter(result.logprobs) if result.logprobs else None
         for request, end, samples in flight.prefills:
@@ -219,6 +221,8 @@ class Core:
         lane.stats.restarts += 1
         flights = list(lane.flights)
         lane.flights.clear()
+        for flight in flights:
+            self._starts(flight, now)  # it does not, but what is known need not wait any longer
         self._give_back(flights, event.reason, now)
         for request in self.requests.values():
             if request.lane is lane:
@@ -247,11 +251,11 @@ class Core:
                 if bound is None:
                     break
                 lane.take(bound.flight)
-                for request in bound.released:
-                    self._release(request, now)
+                if not bound.flight.chained:
+                    self._starts(bound.flight, now)
                 launches.append((lane, bound))
         actions: list[Action] = self._follow_gate()
-        for lane, (batch, flight, _) in launches:
+        for lane, (batch, flight) in launches:
             flight.beside = self._others_in_flight(lane)
             batch.share = flight.share = self._share(lane) if flight.beside else 1.0
             actions.append(Launch(lane.name, batch))
@@ -387,7 +391,8 @@ class Core:
         self, request: Request, token: int, logprob: TokenLogprob | None, now: float, hold: bool = False
     ) -> None:
         """A token has come. ``hold``: another lane will decode next, and is in the middle of a step; the token is told
-        when that lane's next step starts, so that the wait for it counts to TTFT and not to the gap that follows."""
+        when that lane's first step with the request starts, so that the wait for it counts to TTFT and not to the gap
+        that follows; but at once where that would be too late."""
         request.tokens.append(token)
         request.losses = 0
         finish = None
@@ -403,7 +408,7 @@ class Core:
         logprobs = [logprob] if logprob is not None else None
         if finish is None:
             request.held = Output(request.id, [token], logprobs=logprobs, cached_tokens=self._cached(request))
-            if not hold:
+            if not hold or now + self._guidance.pace_s > request.deadline_s:
                 self._release(request, now)
         else:
             self._end(request, finish, [token], "", now, logprobs)
@@ -430,6 +435,11 @@ class Core:
         first_s = self._told(request, now) if finish in ("stop", "length") else None
         self._guidance.ended(request, first_s, now)
         self._let_go(request)
+
+    def _starts(self, flight: Flight, now: float) -> None:
+        for request in flight.starting:
+            if request.held is not None:
+                self._release(request, now)
 
     def _release(self, request: Request, now: float) -> None:
         """Tells a token that was held, or comes with something more to say."""

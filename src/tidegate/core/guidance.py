@@ -3,7 +3,6 @@
 Owns the gate in force, the belief that outlives it, and the schedule of those that decode.
 """
 
-import math
 from collections.abc import Sequence
 
 from tidegate.core.binding import LaneView
@@ -22,7 +21,6 @@ from tidegate.slo.schedule import Schedule, Standing
 
 PRESSING = 16  # prompts that a gate is told of
 SPARES = 4  # decoding requests, those with the least time to spare, that a gate is told of
-PACE_LIMIT_SECONDS = 1.0  # a longer time between two decode steps was idleness
 
 
 class Guidance:
@@ -32,7 +30,7 @@ class Guidance:
         self._config, self._queues = config, queues
         self._picky: dict[str, Request] = {}  # living requests that have brought a limit on TPOT
         self._schedule = Schedule()
-        self._stepped_s = -math.inf  # when a batch with decodes last ended
+        self._stepped_s: float | None = None  # when a batch with decodes last ended; None: nobody has decoded since
         self.gate = self.gate_for(config, mode)
 
     def gate_for(self, config: CoreConfig, mode: Mode) -> Gate:
@@ -42,6 +40,11 @@ class Guidance:
     def follow(self, config: CoreConfig, mode: Mode) -> None:
         """From now on the gate is that of these settings. Raises ConfigError, and changes nothing, if there is none."""
         self.gate, self._config = self.gate_for(config, mode), config
+
+    @property
+    def pace_s(self) -> float:
+        """Mean time between decode steps of late; 0 before there were any."""
+        return self._schedule.pace_s or 0.0
 
     # ---- asking
 
@@ -88,7 +91,7 @@ class Guidance:
             self.belief.observe(seen)
         self.gate.observe(seen)
         if flight.decodes:
-            self._schedule.step(now - max(self._stepped_s, now - PACE_LIMIT_SECONDS))
+            self._schedule.step(seconds if self._stepped_s is None else now - self._stepped_s)
             self._stepped_s = now
 
     def first_token(self, request: Request, now: float) -> None:
@@ -97,6 +100,8 @@ class Guidance:
     def ended(self, request: Request, first_s: float | None, now: float) -> None:
         """``first_s``: when the first of all its tokens was told; None if it did not get all of them."""
         self._picky.pop(request.id, None)
+        if not self._queues.decoding:
+            self._stepped_s = None  # until the next decode step is idleness
         if first_s is not None:
             tpot_s = (now - first_s) / max(1, request.num_output - 1)
             self._schedule.ended(request.num_output)

@@ -1,7 +1,7 @@
 """A lane as the core knows it: alive or not, what it has in flight, how fast it has been."""
 
 from collections import deque
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from tidegate.base.stats import LaneStats
@@ -27,6 +27,7 @@ class Flight:
     work: Work
     beside: bool = False  # whether another lane had work in flight at its launch
     chained: bool = False  # launched behind another one, so that it starts when that ends
+    starting: list[Request] = field(default_factory=list)  # whose held first tokens are told when it starts
 
     def requests(self) -> list[Request]:
         return [*(row.request for row in self.prefills), *self.decodes]

@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from tidegate.slo.belief import Belief
 from tidegate.slo.chunks import Chunk, average, fastest
-from tidegate.slo.gate import Allowance, Gate, Limits, Load, Observation, Outlook
+from tidegate.slo.gate import HOST_SECONDS, Allowance, Gate, Limits, Load, Observation, Outlook
 from tidegate.slo.goodput import Metric, Slo
 from tidegate.slo.latency import Costs, Division, Work
 
@@ -73,9 +73,9 @@ class Pace(NamedTuple):
 class AutoGate(Gate):
     MARGIN = 0.97  # of an SLO on the mean that steps may take
     SURE = 0.995  # of the steps must keep an SLO on every gap
-    HOST_SECONDS = 8e-4  # of a gap: by so much tokens of one step reach a client earlier or later than those of another
     ADVANTAGE = 1.2
-    BANKED = 32  # steps for which the time that everybody can spare must do, if none of them needs it now
+    BANKED = 8  # steps for which the time that everybody can spare must do, if none of them needs it now
+    LONGEST = 2.5  # of the base: a step for which no prompt asks
     SAVED = 0.5  # of the base: the most that short steps leave for a long one
     KEPT = 4096  # rates beside decode
 
@@ -137,18 +137,19 @@ class AutoGate(Gate):
         return self._chose("hybrid", Allowance(most, best.seconds / self.belief.factor("hybrid"), whole, least))
 
     def _gap_kept(self, load: Load) -> tuple[float, Option]:
-        """Seconds that the next step may take, and what is best fused."""
-        base = self._longest_gap(load) / self.belief.guard("hybrid", self.SURE) - self.HOST_SECONDS
-        best = self._fused(load, base)
-        self._pace = Pace(self.model.whole, self.limits.full_speed_tokens, self._speed(load, base, best), 0.0)
-        return base, best
+        """Seconds that decode's next step may take beside prefill, and what is best fused."""
+        gap = self._longest_gap(load)
+        best = self._fused(load, gap / self.belief.guard("hybrid", self.SURE) - HOST_SECONDS)
+        beside = gap / self.belief.guard("decode beside", self.SURE) - HOST_SECONDS
+        self._pace = Pace(self.model.whole, self.limits.full_speed_tokens, self._speed(load, beside, best), 0.0)
+        return beside, best
 
     def _mean_kept(self, load: Load) -> tuple[float, Option]:
         """The same with an SLO on the mean: the base, and of what decoding requests can spare as much as prompts need.
         To take more than one of them can spare costs that one its SLO, and is done if it saves more prompts."""
         base = self.slo.tpot_s * self.MARGIN
         if load.spares_s:
-            base = max(base, min(load.spares_s[0] / self.BANKED, 2 * base))
+            base = max(base, min(load.spares_s[0] / self.BANKED, self.LONGEST * base))
         usual = self._averaging(load, base)
         speed = self._speed(load, base, usual)
         plain = best = Pace(self.model.whole, self.limits.full_speed_tokens, speed, 0.0)

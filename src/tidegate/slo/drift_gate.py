@@ -18,7 +18,7 @@ puts a long prompt off between any two slices if that saves others' deadlines, a
 from collections.abc import Callable
 
 from tidegate.slo.divided_gate import DividedGate
-from tidegate.slo.gate import Allowance, Load
+from tidegate.slo.gate import HOST_SECONDS, Allowance, Load
 from tidegate.slo.latency import Division, Work
 
 
@@ -27,7 +27,6 @@ class DriftGate(DividedGate):
     SURE = 0.99
     ROOM = 0.97
     PATIENCE = 16
-    HOST_SECONDS = 2e-4  # of a gap, that are not a step's
 
     _decode = Work()  # of the last step that was planned
     _patience = 0  # steps on end for which a smaller part would have done
@@ -48,7 +47,7 @@ class DriftGate(DividedGate):
 
     def _smallest(self) -> Division:
         """Of the divisions, the one with decode's smallest part that does; else the one with its largest."""
-        limit, current = self.slo.tpot_s - self.HOST_SECONDS, self.division.share
+        limit, current = self.slo.tpot_s - HOST_SECONDS, self.division.share
 
         def does(division: Division) -> bool:
             room = self.ROOM if division.share > current else 1.0

@@ -15,6 +15,9 @@ from tidegate.slo.latency import Costs, Work
 FULL_SPEED_TOKENS = 2048
 
 
+HOST_SECONDS = 1.5e-3  # of a gap: by so much tokens of one step reach a client earlier or later than those of the next
+
+
 class Limits(msgspec.Struct, frozen=True):
     """What a device and its user allow one batch to be."""
 
