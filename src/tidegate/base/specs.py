@@ -48,6 +48,13 @@ class LatentSpec(msgspec.Struct, frozen=True):
     rope_pairs: bool  # a checkpoint's elements are turned in pairs of neighbours, not of halves
 
 
+class Fp8Checkpoint(msgspec.Struct, frozen=True):
+    """A checkpoint whose matrices are stored in FP8 (e4m3), each with a scale for all of it or for each of its rows."""
+
+    static_inputs: bool  # it brings a scale for each matrix's inputs, too
+    kept: tuple[str, ...] = ()  # modules that were left as they had been: names, or "re:" and a regular expression
+
+
 class ModelSpec(msgspec.Struct, frozen=True):
     """Everything about a decoder's shape. Sizes in elements."""
 
@@ -74,6 +81,7 @@ class ModelSpec(msgspec.Struct, frozen=True):
     experts: ExpertsSpec | None = None  # None: no layer has any
     latent: LatentSpec | None = None  # then there is one KV head, of ``rank + rope_dim`` elements
     layer_windows: tuple[int | None, ...] | None = None  # where they differ: each layer's, for ``sliding_window``
+    fp8: Fp8Checkpoint | None = None  # None: the checkpoint's matrices are not quantised, or its reader undoes that
     transformers_config: str | None = None  # the text of config.json, where transformers' own modules compute the model
 
     def experts_of(self, layer: int) -> ExpertsSpec | None:

@@ -58,7 +58,7 @@ class GpuMemory:
         tensors = {region.name: self.tensor(region) for region in regions if region.name != "table"}
         weights = {k.removeprefix(WEIGHT_PREFIX): v for k, v in tensors.items() if k.startswith(WEIGHT_PREFIX)}
         table = torch.zeros((spec.max_num_seqs, spec.max_blocks_per_seq), dtype=torch.int32)
-        tensors["kv"].zero_()
+        tensors["kv"].view(torch.uint8).zero_()
         tensors["tokens"].zero_()
         return weights, Pool(spec, tensors["kv"], table, tensors["tokens"])
 

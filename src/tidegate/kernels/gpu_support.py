@@ -7,7 +7,7 @@ from tidegate.base.specs import ModelSpec
 HEAD_DIMS = (64, 128, 256)  # that FlashInfer's FA2 and FA3 kernels are made for
 
 
-def why_no_graphs(spec: ModelSpec, dtype: torch.dtype, device: torch.device) -> str | None:
+def why_no_graphs(spec: ModelSpec, dtype: torch.dtype, kv_dtype: torch.dtype, device: torch.device) -> str | None:
     """None where they can; otherwise the reason, for people. Builds the kernels where they are not there yet."""
     if dtype != torch.bfloat16:
         return f"the fast kernels do not compute in {str(dtype).removeprefix('torch.')}"
@@ -23,9 +23,9 @@ def why_no_graphs(spec: ModelSpec, dtype: torch.dtype, device: torch.device) -> 
     if major != 9:
         return f"the prefill kernel is for compute capability 9, and this GPU has {major}.{minor}"
     try:
-        from tidegate.kernels.flashinfer_attention import build
+        from tidegate.kernels.flashinfer_attention import Types, build
 
-        build(spec, dtype)
+        build(spec, Types(dtype, kv_dtype))
     except ImportError as error:
         return f"FlashInfer can't be imported ({_first_line(error)}): pip install 'tidegate[cuda]'"
     except Exception as error:  # whatever a compiler, a linker or a loader says

@@ -5,6 +5,8 @@ from typing import Protocol
 
 import torch
 
+from tidegate.kernels.torch_experts import ExpertScales
+
 
 class Ops(Protocol):
     """The functions of ``kernels.torch_ops``, where they are described."""
@@ -26,6 +28,7 @@ class Ops(Protocol):
         chosen: torch.Tensor,
         gate_up: torch.Tensor,
         down: torch.Tensor,
+        scales: ExpertScales | None = None,
     ) -> torch.Tensor: ...
 
 

@@ -11,6 +11,8 @@ import torch
 import triton
 import triton.language as tl
 
+from tidegate.kernels.torch_experts import ExpertScales
+
 _CHUNK = 1024  # pairs that the schedule looks at at a time
 
 
@@ -65,8 +67,8 @@ def _schedule_kernel(
 
 @triton.jit
 def _gate_up_kernel(
-    x, weight, out, order, tiles, max_tiles, hidden, ffn, per_token, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
-    DEPTH: tl.constexpr,
+    x, weight, scales, out, order, tiles, max_tiles, hidden, ffn, per_token, ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr, DEPTH: tl.constexpr, SCALED: tl.constexpr,
 ):  # fmt: skip
     """``out[row] = silu(gate) * up`` of the token of each ordered pair."""
     expert = tl.load(tiles + tl.program_id(0)).to(tl.int64)
@@ -84,8 +86,14 @@ def _gate_up_kernel(
         for done in range(0, hidden, DEPTH):
             a = tl.load(inputs + done, mask=inside[:, None] & (k[None, :] < hidden - done), other=0.0)
             wanted = (column[None, :] < ffn) & (k[:, None] < hidden - done)
-            gate = tl.dot(a, tl.load(gates + done, mask=wanted, other=0.0), gate, input_precision="ieee")
-            up = tl.dot(a, tl.load(ups + done, mask=wanted, other=0.0), up, input_precision="ieee")
+            b = tl.load(gates + done, mask=wanted, other=0.0).to(x.dtype.element_ty)
+            gate = tl.dot(a, b, gate, input_precision="ieee")
+            b = tl.load(ups + done, mask=wanted, other=0.0).to(x.dtype.element_ty)
+            up = tl.dot(a, b, up, input_precision="ieee")
+        if SCALED:
+            ours = scales + expert * 2 * ffn + column
+            gate *= tl.load(ours, mask=column < ffn, other=0.0)[None, :]
+            up *= tl.load(ours + ffn, mask=column < ffn, other=0.0)[None, :]
         value = gate / (1.0 + tl.exp(-gate)) * up
         places = out + row[:, None].to(tl.int64) * ffn + column[None, :]
         tl.store(places, value.to(out.dtype.element_ty), mask=inside[:, None] & (column[None, :] < ffn))
@@ -93,8 +101,8 @@ def _gate_up_kernel(
 
 @triton.jit
 def _down_kernel(
-    x, weight, out, shares, order, tiles, max_tiles, hidden, ffn, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
-    DEPTH: tl.constexpr,
+    x, weight, scales, out, shares, order, tiles, max_tiles, hidden, ffn, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+    DEPTH: tl.constexpr, SCALED: tl.constexpr,
 ):  # fmt: skip
     """``out[pair]``: the pair's share times its expert's second product."""
     expert = tl.load(tiles + tl.program_id(0)).to(tl.int64)
@@ -110,14 +118,23 @@ def _down_kernel(
         for done in range(0, ffn, DEPTH):
             a = tl.load(inputs + done, mask=inside[:, None] & (k[None, :] < ffn - done), other=0.0)
             wanted = (column[None, :] < hidden) & (k[:, None] < ffn - done)
-            total = tl.dot(a, tl.load(factors + done, mask=wanted, other=0.0), total, input_precision="ieee")
+            b = tl.load(factors + done, mask=wanted, other=0.0).to(x.dtype.element_ty)
+            total = tl.dot(a, b, total, input_precision="ieee")
+        if SCALED:
+            ours = scales + expert * hidden + column
+            total *= tl.load(ours, mask=column < hidden, other=0.0)[None, :]
         total *= tl.load(shares + pair, mask=inside, other=0.0).to(tl.float32)[:, None]
         places = out + pair[:, None] * hidden + column[None, :]
         tl.store(places, total.to(out.dtype.element_ty), mask=inside[:, None] & (column[None, :] < hidden))
 
 
 def experts(
-    x: torch.Tensor, shares: torch.Tensor, chosen: torch.Tensor, gate_up: torch.Tensor, down: torch.Tensor
+    x: torch.Tensor,
+    shares: torch.Tensor,
+    chosen: torch.Tensor,
+    gate_up: torch.Tensor,
+    down: torch.Tensor,
+    scales: ExpertScales | None = None,
 ) -> torch.Tensor:
     """As ``torch_experts.experts``, without waiting for the device; all arguments contiguous.
 
@@ -136,14 +153,15 @@ def experts(
     )  # fmt: skip
     launch = {
         "ROWS": tile.rows, "COLUMNS": tile.columns, "DEPTH": tile.depth, "num_warps": tile.warps,
-        "num_stages": tile.stages,
+        "num_stages": tile.stages, "SCALED": scales is not None,
     }  # fmt: skip
+    gate_up_scales, down_scales = scales or (shares, shares)  # not read where there are none
     gated = torch.empty((pairs, ffn), dtype=x.dtype, device=x.device)
     _gate_up_kernel[(max_tiles, triton.cdiv(ffn, tile.columns))](
-        x, gate_up, gated, order, tiles, max_tiles, hidden, ffn, per_token, **launch
+        x, gate_up, gate_up_scales, gated, order, tiles, max_tiles, hidden, ffn, per_token, **launch
     )
     terms = torch.empty((pairs, hidden), dtype=x.dtype, device=x.device)
     _down_kernel[(max_tiles, triton.cdiv(hidden, tile.columns))](
-        gated, down, terms, shares, order, tiles, max_tiles, hidden, ffn, **launch
+        gated, down, down_scales, terms, shares, order, tiles, max_tiles, hidden, ffn, **launch
     )
     return terms.view(tokens, per_token, hidden).sum(dim=1)

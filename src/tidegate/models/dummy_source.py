@@ -2,7 +2,7 @@
 
 import math
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import torch
@@ -24,7 +24,7 @@ class DummySource:
         self.gguf_file = gguf_file
         self._seed = seed
 
-    def load(self, into: dict[str, torch.Tensor], progress: Callable[[float], None]) -> None:
+    def load(self, into: Mapping[str, torch.Tensor], progress: Callable[[float], None]) -> None:
         fill(self.spec, into, self._draw, progress)
 
     def _draw(self, part: str, out: torch.Tensor) -> None:

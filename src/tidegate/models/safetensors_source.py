@@ -10,6 +10,8 @@ import torch
 
 from tidegate.base.errors import ModelError
 from tidegate.base.specs import ModelSpec
+from tidegate.kernels.fp8 import E4M3
+from tidegate.models.fp8_weights import read_scales
 from tidegate.models.weights import fill
 
 _TOP = {"embed": "model.embed_tokens.weight", "norm": "model.norm.weight", "lm_head": "lm_head.weight"}
@@ -58,7 +60,7 @@ class SafetensorsSource:
         self._folder = folder
         self._files = weight_files(folder)
 
-    def load(self, into: dict[str, torch.Tensor], progress: Callable[[float], None]) -> None:
+    def load(self, into: Mapping[str, torch.Tensor], progress: Callable[[float], None]) -> None:
         where = open_tensors(self._folder, self._files)
 
         def read(part: str, out: torch.Tensor) -> None:
@@ -68,6 +70,8 @@ class SafetensorsSource:
                 _pairs_to_halves(out, 1 if name == "kv_a" else self.spec.num_heads, latent.rope_dim)
 
         fill(self.spec, into, read, progress)
+        if self.spec.fp8 is not None:
+            read_scales(self.spec, into, lambda name: where[name].get_tensor(name) if name in where else None)
 
 
 def open_tensors(folder: Path, files: list[Path]) -> dict[str, Any]:
@@ -86,6 +90,8 @@ def copy_tensor(where: Mapping[str, Any], name: str, out: torch.Tensor, folder: 
     tensor: torch.Tensor = where[name].get_tensor(name)
     if tensor.shape != out.shape:
         raise ModelError(f"Tensor {name!r} in {folder} is {tuple(tensor.shape)}; expected {tuple(out.shape)}.")
+    if E4M3 in (tensor.dtype, out.dtype) and tensor.dtype != out.dtype:
+        raise ModelError(f"Tensor {name!r} in {folder} is {tensor.dtype}; by its configuration it is {out.dtype}.")
     out.copy_(tensor)
 
 

@@ -26,7 +26,7 @@ A model that transformers' modules compute has their names and shapes.
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 import torch
@@ -42,7 +42,7 @@ class Part(NamedTuple):
     start: int
     shape: tuple[int, ...]
 
-    def of(self, weights: dict[str, torch.Tensor]) -> torch.Tensor:
+    def of(self, weights: Mapping[str, torch.Tensor]) -> torch.Tensor:
         """The view to fill, of ``shape``."""
         whole = weights[self.tensor]
         return whole.narrow(0, self.start, self.shape[0]) if self.shape else whole
@@ -153,16 +153,17 @@ def layout(spec: ModelSpec) -> dict[str, tuple[int, ...]]:
 
 def fill(
     spec: ModelSpec,
-    into: dict[str, torch.Tensor],
+    into: Mapping[str, torch.Tensor],
     read: Callable[[str, torch.Tensor], None],
     progress: Callable[[float], None],
 ) -> None:
-    """Calls ``read(part, view)`` for every part, in order, to fill its view in place; reports the fraction done."""
-    for name, shape in layout(spec).items():
-        assert tuple(into[name].shape) == shape, f"{name} is {tuple(into[name].shape)}, its layout says {shape}"
-    wanted = parts(spec)
+    """Calls ``read(part, view)`` for every part, in order, to fill its view in place; reports the fraction done. Asks
+    ``into`` for a tensor when it comes to it, and for no other before all its parts are filled."""
+    shapes, wanted = layout(spec), parts(spec)
     total, done = sum(math.prod(part.shape) for part in wanted.values()), 0
     for name, part in wanted.items():
+        shape, expected = tuple(into[part.tensor].shape), shapes[part.tensor]
+        assert shape == expected, f"{part.tensor} is {shape}, its layout says {expected}"
         read(name, part.of(into))
         done += math.prod(part.shape)
         progress(done / total)

@@ -14,11 +14,9 @@ from tidegate.node.backend import Progress, Traits
 from tidegate.node.config import EngineConfig
 from tidegate.node.lane_host import LaneHost
 from tidegate.node.process_lanes import ProcessLanes
-from tidegate.node.sizing import host_kv_bytes, pool_of
+from tidegate.node.sizing import host_kv_bytes, kv_dtype_of, pool_of
 from tidegate.policy.modes import LaneSpec
 from tidegate.slo.latency import Padding
-
-FLOAT_BYTES = 4
 
 
 class CpuBackend:
@@ -56,7 +54,9 @@ class CpuBackend:
 
     def size_pool(self, config: EngineConfig) -> PoolSpec:
         room = host_kv_bytes(config, self.weight_bytes)
-        self._pool_spec = pool_of(self._source.spec, config, room, FLOAT_BYTES, "float32", self.traits.max_num_seqs)
+        spec = self._source.spec
+        kv_dtype = kv_dtype_of(spec, config, "float32")
+        self._pool_spec = pool_of(spec, config, room, kv_dtype, self.traits.max_num_seqs)
         return self._pool_spec
 
     def open(self, lanes: Sequence[LaneSpec], progress: Progress) -> LaneHost:

@@ -14,6 +14,7 @@ from tidegate.device.memory import lay_out, region_bytes
 from tidegate.device.places import FORMS, Form, Place, Places
 from tidegate.device.pool import Pool
 from tidegate.kernels.gpu_support import why_no_graphs
+from tidegate.models.linears import load, stored, stored_bytes
 from tidegate.models.sources import ModelSource
 from tidegate.models.weights import layout
 from tidegate.node.backend import Progress, Traits
@@ -28,24 +29,24 @@ from tidegate.runner.shapes import DECODE_STEPS, MAX_SLICES, PADDING, PREFILL_ST
 DTYPES = ("bfloat16", "float32")
 SWITCH_SECONDS = 2e-4  # a lane that prepares a step must not wait long for the interpreter
 SHARES = (0.545, 0.667, 0.424, 0.788)  # 72, 88, 56 and 104 of an H200's 132 SMs
+LEAST_FP8_CAPABILITY = (8, 9)
 USEFUL_FLOPS = {"bfloat16": 5e14, "float32": 3e13}  # for a first guess of the prefill rate
 
 
 class GpuBackend:
     def __init__(self, config: EngineConfig, source: ModelSource) -> None:
-        if config.quantization is not None:
-            raise ConfigError("--quantization is for machines without a GPU so far: leave it out, or use --device cpu")
         if config.sharing not in ("auto", *FORMS):
             raise ConfigError(f"unknown sharing {config.sharing!r}; choose auto, {', '.join(FORMS)}")
         self._dtype = "bfloat16" if config.dtype == "auto" else config.dtype
         if self._dtype not in DTYPES:
             raise ConfigError(f"--dtype {config.dtype} is not to be had on a GPU; choose auto, {', '.join(DTYPES)}")
         self._config, self._source = config, source
-        self._shapes = layout(source.spec)
-        elements = sum(prod(shape) for shape in self._shapes.values())
-        self.weight_bytes = getattr(torch, self._dtype).itemsize * elements
-        self.kv_bytes = 0
         self._device = torch.device("cuda", 0)
+        self._check_quantization()
+        self._stored = stored(source.spec, config.quantization, self._dtype)
+        self.weight_bytes = stored_bytes(source.spec, config.quantization, self._dtype)
+        elements = sum(prod(shape) for shape in layout(source.spec).values())
+        self.kv_bytes = 0
         self._arrays: PoolSpec | None = None
         self._form = FORMS["disjoint"]
         self._why_eager: str | None = None
@@ -62,6 +63,19 @@ class GpuBackend:
             max_num_batched_tokens=8192,
             shares=SHARES,
         )
+
+    def _check_quantization(self) -> None:
+        """Raises ConfigError for what the device or the type that is computed in does not go with."""
+        asked = self._config.quantization
+        if asked == "int8":
+            raise ConfigError("--quantization int8 is for machines without a GPU: use fp8, or --device cpu")
+        if asked is None and self._source.spec.fp8 is None:
+            return
+        if self._dtype != "bfloat16":
+            raise ConfigError(f"weights in FP8 are multiplied in bfloat16 on a GPU: leave out --dtype {self._dtype}")
+        major, minor = torch.cuda.get_device_capability(self._device)
+        if (major, minor) < LEAST_FP8_CAPABILITY:
+            raise ConfigError(f"weights in FP8 need a GPU of compute capability 8.9, and this one has {major}.{minor}")
 
     @property
     def description(self) -> str:
@@ -88,7 +102,9 @@ class GpuBackend:
         self._form = _form(self._config.sharing, parts, divide=len(lanes) > 1)
         places = Places(parts, self._form)
         progress("preparing attention kernels", 0.0)
-        self._why_eager = why_no_graphs(self._source.spec, getattr(torch, self._dtype), self._device)
+        assert self._arrays is not None
+        kv_dtype = getattr(torch, self._arrays.kv_dtype)
+        self._why_eager = why_no_graphs(self._source.spec, getattr(torch, self._dtype), kv_dtype, self._device)
         try:
             weights, pool = self._load(progress)
         except torch.OutOfMemoryError as error:
@@ -130,11 +146,10 @@ class GpuBackend:
 
     def _load(self, progress: Progress) -> tuple[dict[str, torch.Tensor], Pool]:
         assert self._arrays is not None
-        stored = {name: (self._dtype, shape) for name, shape in self._shapes.items()}
-        regions, num_bytes = lay_out(self._source.spec, self._arrays, stored)
+        regions, num_bytes = lay_out(self._source.spec, self._arrays, self._stored)
         self.kv_bytes = next(region_bytes(region) for region in regions if region.name == "kv")
         weights, pool = GpuMemory(num_bytes).open_pool(self._arrays, regions)
-        self._source.load(weights, lambda fraction: progress("loading weights", fraction))
+        load(self._source, weights, lambda fraction: progress("loading weights", fraction))
         torch.cuda.synchronize(self._device)
         return weights, pool
 

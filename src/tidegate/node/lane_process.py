@@ -20,6 +20,7 @@ from tidegate.device.pool import Pool
 from tidegate.kernels.choose_attention import attention_over
 from tidegate.kernels.cpu_attention import CpuAttention
 from tidegate.kernels.linear import Linear
+from tidegate.models.fp8_weights import kv_scales
 from tidegate.models.registry import build_model
 from tidegate.node import wire
 from tidegate.runner.runner import Runner
@@ -31,13 +32,15 @@ def build_runner(
     spec: ModelSpec, weights: Mapping[str, torch.Tensor], pool: Pool, products: Products | None = None
 ) -> Runner:
     """``products`` are ``models.linears.linears`` of the weights, where they have been made already."""
-    attention = attention_over(CpuAttention, spec, pool.kv, pool.table)
+    attention = attention_over(CpuAttention, spec, pool.kv, pool.table, kv_scales(spec, weights))
     return Runner(build_model(spec, weights, attention, products), attention, pool, spec)
 
 
-def warm_up(model_spec: ModelSpec, weights: Mapping[str, torch.Tensor], products: Products | None = None) -> None:
+def warm_up(
+    model_spec: ModelSpec, weights: Mapping[str, torch.Tensor], kv_dtype: str, products: Products | None = None
+) -> None:
     """The first products set up threads and libraries; do them on a small pool of our own."""
-    spec = PoolSpec(num_blocks=4, block_size=16, max_num_seqs=1, max_model_len=48)
+    spec = PoolSpec(num_blocks=4, block_size=16, max_num_seqs=1, max_model_len=48, kv_dtype=kv_dtype)
     pool = Pool.allocate(model_spec, spec)
     pool.table[0] = torch.arange(spec.max_blocks_per_seq, dtype=torch.int32)
     runner = build_runner(model_spec, weights, pool, products)
@@ -90,7 +93,7 @@ class LaneProcess:
         init, process = self._init, ProcessPart()
         core_sets = CoreSets(init.cores)
         process.enter(core_sets.part(init.lane, 1.0))
-        warm_up(init.model, self._weights, self._products)
+        warm_up(init.model, self._weights, init.pool.kv_dtype, self._products)
         runner = build_runner(init.model, self._weights, self._pool, self._products)
         crowding = Crowding()
         self._mailbox.channel.send(wire.LaneUp(init.lane))

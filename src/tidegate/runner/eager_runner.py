@@ -8,6 +8,7 @@ from tidegate.device.places import Place
 from tidegate.device.pool import Pool
 from tidegate.kernels.choose_attention import attention_over
 from tidegate.kernels.torch_attention import TorchAttention
+from tidegate.models.fp8_weights import kv_scales
 from tidegate.models.registry import build_model
 from tidegate.runner.lane_runner import Enqueued, Mark, mark
 from tidegate.runner.runner import Runner
@@ -32,7 +33,7 @@ class EagerRunner:
 
     @classmethod
     def over(cls, spec: ModelSpec, weights: dict[str, torch.Tensor], pool: Pool) -> "EagerRunner":
-        attention = attention_over(TorchAttention, spec, pool.kv, pool.table)
+        attention = attention_over(TorchAttention, spec, pool.kv, pool.table, kv_scales(spec, weights))
         return cls(Runner(build_model(spec, weights, attention), attention, pool, spec))
 
     def prepared(self, shape: StepShape, place: Place) -> bool:

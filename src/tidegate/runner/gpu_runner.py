@@ -9,16 +9,17 @@ from tidegate.base.batch import Batch
 from tidegate.base.specs import ModelSpec
 from tidegate.device.places import Place
 from tidegate.device.pool import Pool
-from tidegate.kernels.flashinfer_attention import SwitchedAttention, Workspace
+from tidegate.kernels.flashinfer_attention import SwitchedAttention, Types, Workspace, scratch_bytes
+from tidegate.kernels.fp8 import E4M3, unit_scales
 from tidegate.kernels.host_copies import to_device, to_host
+from tidegate.models.fp8_weights import kv_scales
 from tidegate.models.registry import build_model
 from tidegate.runner.lane_runner import Enqueued
 from tidegate.runner.sampler import Sampled, Sampler
-from tidegate.runner.shapes import Scratch, StepShape, shape_for
+from tidegate.runner.shapes import MAX_SLICES, PREFILL_STEPS, Scratch, StepShape, shape_for
 from tidegate.runner.step_graph import Staging, StepGraph
 
 CAPTURE = threading.Lock()  # CUDA takes one capture at a time
-WORKSPACE_BYTES = 256 << 20
 
 
 class GpuRunner:
@@ -31,7 +32,11 @@ class GpuRunner:
         self._attention = SwitchedAttention()
         self._model = build_model(spec, weights, self._attention)
         self._sampler = Sampler(pool.tokens, spec.vocab_size)
-        partial = torch.empty(WORKSPACE_BYTES, dtype=torch.uint8, device=pool.kv.device)
+        self._types = Types(weights["embed"].dtype, pool.kv.dtype)
+        self._scales = kv_scales(spec, weights) if pool.kv.dtype == E4M3 else unit_scales(spec.num_layers)
+        sms = torch.cuda.get_device_properties(pool.kv.device).multi_processor_count
+        num_bytes = scratch_bytes(spec, self._types, PREFILL_STEPS[-1], MAX_SLICES, sms)
+        partial = torch.empty(num_bytes, dtype=torch.uint8, device=pool.kv.device)
         self._workspaces = Workspace(partial), Workspace(partial)
         self._staging = Staging()
         self._memory = torch.cuda.graph_pool_handle()
@@ -83,8 +88,8 @@ class GpuRunner:
         assert there is not None
         with CAPTURE, torch.cuda.stream(there):
             graph = StepGraph(
-                self._spec, self._model, self._attention, self._pool, shape, self._scratch, self._workspaces,
-                self._staging,
+                self._spec, self._model, self._attention, self._types, self._pool, self._scales, shape, self._scratch,
+                self._workspaces, self._staging,
             )  # fmt: skip
             if shape not in self._warm:
                 if self._last is not None:

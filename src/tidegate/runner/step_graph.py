@@ -19,8 +19,10 @@ from tidegate.kernels.flashinfer_attention import (
     PagedRows,
     PrefillRows,
     SwitchedAttention,
+    Types,
     Workspace,
 )
+from tidegate.kernels.fp8 import KvScales
 from tidegate.models.registry import Model
 from tidegate.runner.shapes import MAX_SLICES, Scratch, StepShape
 
@@ -66,8 +68,8 @@ class StepGraph:
     """Not thread-safe: belongs to one lane. Made, warmed up and captured on one stream, replayed on any."""
 
     def __init__(
-        self, spec: ModelSpec, model: Model, attention: SwitchedAttention, pool: Pool, shape: StepShape,
-        scratch: Scratch, workspaces: tuple[Workspace, Workspace], staging: Staging,
+        self, spec: ModelSpec, model: Model, attention: SwitchedAttention, types: Types, pool: Pool, scales: KvScales,
+        shape: StepShape, scratch: Scratch, workspaces: tuple[Workspace, Workspace], staging: Staging,
     ) -> None:  # fmt: skip
         self.shape = shape
         self._model, self._attention, self._pool, self._scratch = model, attention, pool, scratch
@@ -75,18 +77,18 @@ class StepGraph:
         self._layout = _Layout(shape, MAX_SLICES * per_seq, shape.decodes * per_seq)
         self._meta = torch.zeros(self._layout.size, dtype=torch.int32, device=device)
         self._staging = staging
-        block_size, dtype = pool.spec.block_size, pool.kv.dtype
+        block_size = pool.spec.block_size
         self._prefill = self._decode = None
         if shape.prefill_tokens:
             rows = PagedRows(self._of("p_indptr"), self._of("p_indices"), self._of("p_last"))
             self._prefill = PrefillRows(
-                spec, dtype, block_size, shape.prefill_tokens, workspaces[0], self._of("qo_indptr"), rows
+                spec, types, block_size, shape.prefill_tokens, workspaces[0], self._of("qo_indptr"), rows
             )
         if shape.decodes:
             rows = PagedRows(self._of("d_indptr"), self._of("d_indices"), self._of("d_last"))
-            self._decode = DecodeRows(spec, dtype, block_size, workspaces[1], rows)
+            self._decode = DecodeRows(spec, types, block_size, workspaces[1], rows)
         self._graph_attention = GraphAttention(
-            pool.kv, self._of("places"), shape.prefill_tokens, self._prefill, self._decode
+            pool.kv, scales, self._of("places"), shape.prefill_tokens, self._prefill, self._decode
         )
         self._graph = torch.cuda.CUDAGraph()
         # After a replay, until the next replay of any of the lane's graphs:
