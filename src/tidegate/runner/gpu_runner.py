@@ -16,7 +16,7 @@ from tidegate.models.fp8_weights import kv_scales
 from tidegate.models.registry import build_model
 from tidegate.runner.lane_runner import Enqueued
 from tidegate.runner.sampler import Sampled, Sampler
-from tidegate.runner.shapes import MAX_SLICES, PREFILL_STEPS, Scratch, StepShape, shape_for
+from tidegate.runner.shapes import MAX_SLICES, TOKEN_STEPS, Scratch, StepShape, shape_for
 from tidegate.runner.step_graph import Staging, StepGraph
 
 CAPTURE = threading.Lock()  # CUDA takes one capture at a time
@@ -35,7 +35,7 @@ class GpuRunner:
         self._types = Types(weights["embed"].dtype, pool.kv.dtype)
         self._scales = kv_scales(spec, weights) if pool.kv.dtype == E4M3 else unit_scales(spec.num_layers)
         sms = torch.cuda.get_device_properties(pool.kv.device).multi_processor_count
-        num_bytes = scratch_bytes(spec, self._types, PREFILL_STEPS[-1], MAX_SLICES, sms)
+        num_bytes = scratch_bytes(spec, self._types, TOKEN_STEPS[-1], MAX_SLICES, sms)
         partial = torch.empty(num_bytes, dtype=torch.uint8, device=pool.kv.device)
         self._workspaces = Workspace(partial), Workspace(partial)
         self._staging = Staging()
