@@ -420,9 +420,10 @@ def summary(info: EngineInfo, arguments: argparse.Namespace, tokenizer: Tokenize
     share = arguments.prefill_share
     lanes = f" (prefill {share:.0%}, decode {1 - share:.0%} while both run)" if len(info.lane_pids) > 1 else ""
     tokens = info.pool.num_blocks * info.pool.block_size
+    kind = " in FP8" if info.pool.kv_dtype.startswith("float8") else ""
     lines = [
         f"mode {info.mode}{lanes} on {info.device}, by {info.sharing}",
-        f"weights {info.weight_bytes / 2**20:,.0f} MiB · KV cache {tokens:,} tokens, {info.kv_bytes / 2**20:,.0f} MiB"
+        f"weights {info.weight_bytes / 2**20:,.0f} MiB · KV cache {tokens:,} tokens{kind}, {info.kv_bytes / 2**20:,.0f} MiB"
         f" · context {info.max_model_len:,} tokens",
     ]
     if info.predictions:

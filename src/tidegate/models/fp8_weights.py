@@ -21,6 +21,7 @@ from tidegate.models.fp8_checkpoint import is_kept
 from tidegate.models.matrices import expert_matrices, matrices
 from tidegate.models.weights import Part, layout, parts
 
+_ROUNDED_AT_A_TIME = 1 << 26  # elements, of which there are two float32 copies meanwhile
 _FLOAT = ("lm_head", "router", "shared_router")
 Read = Callable[[str], torch.Tensor | None]  # a checkpoint's tensor by name; None: there is none
 
@@ -152,9 +153,10 @@ class RoundedAsRead(Mapping[str, torch.Tensor]):
         """After the last tensor has been filled."""
         if self._open is not None:
             name, floats = self._open
-            rounded, scale = quantise_rows(floats)
-            self._into[name].copy_(rounded)
-            self._into[name + "_scale"].copy_(scale)
+            count = max(1, _ROUNDED_AT_A_TIME // floats.shape[1])
+            for start in range(0, len(floats), count):
+                rows = slice(start, start + count)
+                self._into[name][rows], self._into[name + "_scale"][rows] = quantise_rows(floats[rows])
             self._open = None
 
     def __iter__(self) -> Iterator[str]:

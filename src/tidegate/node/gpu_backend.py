@@ -66,10 +66,9 @@ class GpuBackend:
 
     def _check_quantization(self) -> None:
         """Raises ConfigError for what the device or the type that is computed in does not go with."""
-        asked = self._config.quantization
-        if asked == "int8":
+        if self._config.quantization == "int8":
             raise ConfigError("--quantization int8 is for machines without a GPU: use fp8, or --device cpu")
-        if asked is None and self._source.spec.fp8 is None:
+        if not self._in_fp8:
             return
         if self._dtype != "bfloat16":
             raise ConfigError(f"weights in FP8 are multiplied in bfloat16 on a GPU: leave out --dtype {self._dtype}")
@@ -78,8 +77,13 @@ class GpuBackend:
             raise ConfigError(f"weights in FP8 need a GPU of compute capability 8.9, and this one has {major}.{minor}")
 
     @property
+    def _in_fp8(self) -> bool:
+        return self._config.quantization == "fp8" or self._source.spec.fp8 is not None
+
+    @property
     def description(self) -> str:
-        name = f"{torch.cuda.get_device_name(self._device)} in {self._dtype}"
+        weights = ", weights in FP8" if self._in_fp8 else ""
+        name = f"{torch.cuda.get_device_name(self._device)} in {self._dtype}{weights}"
         return f"{name}, without graphs and much slower, since {self._why_eager}" if self._why_eager else name
 
     @property
