@@ -423,8 +423,8 @@ def summary(info: EngineInfo, arguments: argparse.Namespace, tokenizer: Tokenize
     kind = " in FP8" if info.pool.kv_dtype.startswith("float8") else ""
     lines = [
         f"mode {info.mode}{lanes} on {info.device}, by {info.sharing}",
-        f"weights {info.weight_bytes / 2**20:,.0f} MiB · KV cache {tokens:,} tokens{kind}, {info.kv_bytes / 2**20:,.0f} MiB"
-        f" · context {info.max_model_len:,} tokens",
+        f"weights {info.weight_bytes / 2**20:,.0f} MiB · KV cache {tokens:,} tokens{kind}, "
+        f"{info.kv_bytes / 2**20:,.0f} MiB · context {info.max_model_len:,} tokens",
     ]
     if info.predictions:
         lines.append(f"predictions: {info.predictions}")
