@@ -8,6 +8,7 @@ difference between their logits, and how far their greedy continuations of the t
 
 import argparse
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from transformers import AutoTokenizer
@@ -15,8 +16,10 @@ from transformers import AutoTokenizer
 from tidegate.base.specs import PoolSpec
 from tidegate.device.pool import Pool
 from tidegate.kernels.attention import AttentionRows
+from tidegate.kernels.choose_attention import attention_over
 from tidegate.kernels.cpu_attention import CpuAttention
 from tidegate.models.demo import demo_model_path
+from tidegate.models.fp8_weights import kv_scales
 from tidegate.models.linears import load, stored
 from tidegate.models.registry import build_model
 from tidegate.models.sources import ModelSource, open_model
@@ -49,14 +52,14 @@ degrees for about forty minutes. The bread is done when it sounds hollow as you 
 class OneSequence:
     """One sequence in a pool of its own."""
 
-    def __init__(self, source: ModelSource, quantization: str | None, max_len: int) -> None:
+    def __init__(self, source: ModelSource, quantization: str | None, max_len: int, kv_dtype: str = "float32") -> None:
         spec = source.spec
         shapes = stored(spec, quantization).items()
         weights = {name: torch.empty(shape, dtype=getattr(torch, dtype)) for name, (dtype, shape) in shapes}
         load(source, weights)
-        pool = Pool.allocate(spec, PoolSpec(max_len // 16 + 1, 16, 1, max_len))
+        pool = Pool.allocate(spec, PoolSpec(max_len // 16 + 1, 16, 1, max_len, kv_dtype))
         pool.table[0] = torch.arange(pool.table.shape[1], dtype=torch.int32)
-        self._attention = CpuAttention(spec, pool.kv, pool.table)
+        self._attention = attention_over(CpuAttention, spec, pool.kv, pool.table, kv_scales(spec, weights))
         self._model = build_model(spec, weights, self._attention)
 
     @torch.inference_mode()
@@ -77,17 +80,20 @@ def perplexity(logits: torch.Tensor, tokens: Sequence[int]) -> float:
     return float(torch.nn.functional.cross_entropy(logits[:-1], torch.tensor(tokens[1:])).exp())
 
 
+def tokenizer_of(source: ModelSource) -> Any:
+    """transformers'."""
+    if source.gguf_file is not None:
+        return AutoTokenizer.from_pretrained(source.gguf_file.parent, gguf_file=source.gguf_file.name)
+    return AutoTokenizer.from_pretrained(source.tokenizer_dir)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", help="(default: SmolLM2-135M-Instruct)")
     parser.add_argument("--tokens", type=int, default=64, help="of each greedy continuation (default: 64)")
     arguments = parser.parse_args()
     source = open_model(arguments.model or str(demo_model_path()))
-    if source.gguf_file is not None:
-        place = source.gguf_file
-        tokenizer = AutoTokenizer.from_pretrained(place.parent, gguf_file=place.name)
-    else:
-        tokenizer = AutoTokenizer.from_pretrained(source.tokenizer_dir)
+    tokenizer = tokenizer_of(source)
     text = tokenizer(TEXT).input_ids
     models = {name: OneSequence(source, name, len(text) + 512) for name in (None, "int8")}
     exact, rounded = (model.logits(text) for model in models.values())

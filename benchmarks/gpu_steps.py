@@ -4,6 +4,7 @@ frontier: what prefill and decode can have together, by every chunk size and in 
     python benchmarks/gpu_steps.py [--shape NAME | --config CONFIG.json] [decode] [prefill] [hybrid] [sides]
     python benchmarks/gpu_steps.py frontier [--json FILE] [--plot FILE.png]
     python benchmarks/gpu_steps.py rotation
+    python benchmarks/gpu_steps.py --quantization fp8 --kv-cache-dtype fp8 decode prefill
 
 The frontier has lanes as processes (MPS) too, where that can be had; "rotation" is what a change of their shares costs.
 Random weights of a model's shape: Llama-3-8B's unless another is named or a config.json is given. Times are wall clock
@@ -33,8 +34,8 @@ from tidegate.device.memory import SharedMemory, lay_out, region_bytes, table_re
 from tidegate.device.mps import why_not
 from tidegate.device.places import FORMS, Place, Places
 from tidegate.kernels.pod_rule import PodRule
+from tidegate.models.linears import load, stored, stored_bytes
 from tidegate.models.sources import open_model
-from tidegate.models.weights import layout
 from tidegate.runner.gpu_runner import GpuRunner
 from tidegate.runner.lane_runner import Enqueued
 from tidegate.runner.shapes import TOKEN_STEPS, Scratch, StepShape
@@ -48,18 +49,24 @@ WHY_NO_MPS = why_not()  # asked before the GPU is used
 
 
 class Bench:
-    def __init__(self, config: str) -> None:
+    def __init__(self, config: str, quantization: str | None = None, kv_dtype: str = "bfloat16") -> None:
         source = open_model(config, "dummy")
-        arrays = PoolSpec(NUM_BLOCKS + 1, 16, MAX_SEQS + 1, MAX_LEN, "bfloat16")
-        stored = {name: ("bfloat16", shape) for name, shape in layout(source.spec).items()}
-        self.regions, num_bytes = lay_out(source.spec, arrays, stored)
+        arrays = PoolSpec(NUM_BLOCKS + 1, 16, MAX_SEQS + 1, MAX_LEN, kv_dtype)
+        self.regions, num_bytes = lay_out(source.spec, arrays, stored(source.spec, quantization, "bfloat16"))
         self.memory = GpuMemory(num_bytes)
         where = table_region(self.regions)
         self.table = SharedMemory.create(region_bytes(where))
         weights, self.pool = self.memory.open_pool(arrays, self.regions, self.table.tensor(where))
-        source.load(weights, lambda fraction: None)
-        self.pool.kv.normal_()
+        load(source, weights)
+        for layer in self.pool.kv:
+            layer.copy_(torch.randn(layer.shape, dtype=torch.bfloat16, device=layer.device))
+        torch.cuda.empty_cache()
         self.pool.tokens.random_(source.spec.vocab_size)  # different ones: equal tokens go to the same experts
+        token_bytes = source.spec.kv_elements_per_token * self.pool.kv.dtype.itemsize
+        weight_gib = stored_bytes(source.spec, quantization, "bfloat16") / 2**30
+        print(
+            f"weights {weight_gib:.1f} GiB ({quantization or 'bfloat16'}), KV {token_bytes} bytes a token ({kv_dtype})"
+        )
         self.parts = SmParts()
         self.scratch = Scratch(NUM_BLOCKS, MAX_SEQS)
         self.spec = source.spec
@@ -221,6 +228,8 @@ def main() -> None:
     shape = parser.add_mutually_exclusive_group()
     shape.add_argument("--shape", choices=SHAPES, default="llama-3-8b", help="(default: %(default)s)")
     shape.add_argument("--config", help="a model's config.json")
+    parser.add_argument("--quantization", choices=("fp8",), help="of weights (default: none)")
+    parser.add_argument("--kv-cache-dtype", default="auto", choices=("auto", "fp8"), help="(default: bfloat16)")
     parser.add_argument("--json", type=Path, metavar="FILE", help="the frontier's points")
     parser.add_argument("--plot", type=Path, metavar="FILE", help="a picture of the frontier (needs matplotlib)")
     parser.add_argument("tables", nargs="*", metavar="TABLE", help=f"{', '.join(tables)} (default: all)")
@@ -233,7 +242,8 @@ def main() -> None:
         if config is None:
             config = str(Path(folder) / "config.json")
             Path(config).write_text(json.dumps(SHAPES[arguments.shape]))
-        bench = Bench(config)
+        kv_dtype = "bfloat16" if arguments.kv_cache_dtype == "auto" else "float8_e4m3fn"
+        bench = Bench(config, arguments.quantization, kv_dtype)
     for table in arguments.tables or tables:
         found = getattr(bench, f"table_{table}")()
         if table == "frontier":
@@ -243,6 +253,8 @@ def main() -> None:
                 "model": model,
                 "rows": DECODES,
                 "torch": torch.__version__,
+                "quantization": arguments.quantization,
+                "kv_dtype": kv_dtype,
             }
             if arguments.json:
                 save(arguments.json, about, *found)

@@ -23,6 +23,7 @@ from tidegate.device.green_contexts import SmParts
 from tidegate.device.places import FORMS, Places
 from tidegate.kernels.gpu_support import why_no_graphs, why_no_pod
 from tidegate.kernels.pod_rule import AXES, Axes, HybridWork, PodRule
+from tidegate.kernels.step_rows import Types
 from tidegate.models.sources import open_model
 from tidegate.runner.pod_trial import LAYERS, Trial, measure
 
@@ -96,7 +97,8 @@ def main() -> None:
         config = str(Path(folder) / "config.json")
         Path(config).write_text(json.dumps(LLAMA_3_8B))
         spec, device = open_model(config, "dummy").spec, torch.device("cuda", 0)
-        reason = why_no_graphs(spec, torch.bfloat16, device) or why_no_pod(spec, torch.bfloat16)
+        types = Types(torch.bfloat16, torch.bfloat16)
+        reason = why_no_graphs(spec, types, device) or why_no_pod(spec, types)
         if reason is not None:
             parser.exit(1, f"there is nothing to measure: {reason}\n")
         if "attention" in tables:

@@ -1,4 +1,4 @@
-"""One lane over a small model in bf16 on the GPU, without an engine, and batches for it."""
+"""One lane over a small model on the GPU, in bf16 unless asked otherwise, without an engine, and batches for it."""
 
 import torch
 
@@ -6,8 +6,8 @@ from tidegate.base.batch import Batch, Slice
 from tidegate.base.specs import PoolSpec
 from tidegate.device.places import FORMS, Places
 from tidegate.device.pool import Pool, kv_shape
+from tidegate.models.linears import load, stored
 from tidegate.models.sources import open_model
-from tidegate.models.weights import layout
 from tidegate.runner.shapes import Scratch, shape_for
 
 BLOCKS, SEQS, LENGTH = 600, 8, 1024
@@ -16,20 +16,21 @@ BLOCKS, SEQS, LENGTH = 600, 8, 1024
 class Lane:
     """Slot s owns blocks 64 s to 64 s + 63."""
 
-    def __init__(self, path, pod_rule=None):
+    def __init__(self, path, pod_rule=None, quantization=None, kv_dtype="bfloat16"):
         from tidegate.device.green_contexts import SmParts  # only where there is a GPU
         from tidegate.runner.gpu_runner import GpuRunner
 
         source = open_model(path)
-        spec = PoolSpec(BLOCKS + 1, 16, SEQS + 1, LENGTH, "bfloat16")
+        spec = PoolSpec(BLOCKS + 1, 16, SEQS + 1, LENGTH, kv_dtype)
         weights = {
-            name: torch.empty(shape, dtype=torch.bfloat16, device="cuda") for name, shape in layout(source.spec).items()
+            name: torch.empty(shape, dtype=getattr(torch, dtype), device="cuda")
+            for name, (dtype, shape) in stored(source.spec, quantization, "bfloat16").items()
         }
-        source.load(weights, lambda fraction: None)
+        load(source, weights)
         table = torch.zeros((spec.max_num_seqs, spec.max_blocks_per_seq), dtype=torch.int32)
         for slot in range(SEQS):
             table[slot, :64] = torch.arange(64 * slot, 64 * slot + 64)
-        kv = torch.zeros(kv_shape(source.spec, spec), dtype=torch.bfloat16, device="cuda")
+        kv = torch.zeros(kv_shape(source.spec, spec), dtype=getattr(torch, kv_dtype), device="cuda")
         tokens = torch.zeros((spec.max_num_seqs, LENGTH + 1), dtype=torch.int32, device="cuda")
         torch.cuda.synchronize()
         self.places = Places(SmParts(), FORMS["disjoint"])

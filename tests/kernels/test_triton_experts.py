@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from tidegate.kernels import torch_experts
+from tidegate.kernels.fp8 import quantise_rows
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 DTYPE, TOLERANCE = (torch.bfloat16, 2e-2) if DEVICE == "cuda" else (torch.float32, 1e-5)  # of the largest result
@@ -48,6 +49,17 @@ def check(ours, arguments, tolerance=TOLERANCE):
 def test_what_plain_torch_computes(tokens, experts, per_token, hidden, ffn):
     arguments = layer(tokens, experts, per_token, hidden, ffn)
     check(by_triton(*arguments), arguments)
+
+
+@pytest.mark.parametrize("tokens", [3, 150])
+def test_weights_in_fp8_are_multiplied_by_their_rows_scales(tokens):
+    x, shares, chosen, *weights = layer(tokens, 4, 2, 64, 48)
+    rounded = [quantise_rows(weight.flatten(0, 1)) for weight in weights]
+    matrices = [levels.view(weight.shape) for (levels, _), weight in zip(rounded, weights, strict=True)]
+    scales = tuple(scale.view(4, -1) for _, scale in rounded)
+    arguments = x, shares, chosen, *matrices, scales
+    exact = torch_experts.experts(x.float(), shares.float(), *arguments[2:])
+    assert (by_triton(*arguments).float() - exact).abs().max() < TOLERANCE * exact.abs().max()
 
 
 def test_all_tokens_to_the_same_experts():

@@ -33,7 +33,7 @@ class Step:
     much padding. ``wanted``: plain torch's results in float32, of all rows that are not padding."""
 
     def __init__(self, spec, slices, contexts, padding=0, dtype=DTYPE):
-        from tidegate.kernels.step_rows import ApartRows
+        from tidegate.kernels.step_rows import ApartRows, Types
         from tidegate.kernels.triton_latent_attention import DecodeRows, GraphAttention, PrefillRows
 
         torch.manual_seed(0)
@@ -63,15 +63,15 @@ class Step:
         self.wanted = plain.run(0, self.q[self._rows].float(), self.k[self._rows].float(), self.v[self._rows].float())
 
         workspace = SimpleNamespace(scratch=torch.full((64 << 20,), 255, dtype=torch.uint8, device=DEVICE))  # NaNs
-        self.prefill = self.decode = None
+        self.prefill, self.decode, types = None, None, Types(dtype, dtype)
         if slices:
             begun = np.cumsum([0, *counts[: len(slices)]]).tolist()
             qo_indptr = ints(begun + begun[-1:] * (MAX_SLICES - len(slices)))
             rows = self._paged(lists[: len(slices)], ends, MAX_SLICES - len(slices), [])
-            self.prefill = PrefillRows(spec, dtype, BLOCK_SIZE, self._split, workspace, qo_indptr, rows)
+            self.prefill = PrefillRows(spec, types, BLOCK_SIZE, self._split, workspace, qo_indptr, rows)
         if contexts:
             rows = self._paged(lists[len(slices) :], ends[len(slices) :], padding, [scratch_block])
-            self.decode = DecodeRows(spec, dtype, BLOCK_SIZE, workspace, rows)
+            self.decode = DecodeRows(spec, types, BLOCK_SIZE, workspace, rows)
         self.attention = GraphAttention(kv, ints(places), ApartRows(self._split, self.prefill, self.decode))
 
     def _paged(self, lists, ends, padding, blocks_of_padding):

@@ -6,6 +6,7 @@ import torch
 
 from tidegate.base.specs import LatentSpec, ModelSpec
 from tidegate.kernels.gpu_support import why_no_graphs
+from tidegate.kernels.step_rows import Types
 
 LLAMA = ModelSpec("LlamaForCausalLM", 2, 64, 6, 2, 48, 64, 50, 512)
 LATENT = ModelSpec(
@@ -24,4 +25,4 @@ LATENT = ModelSpec(
     ],
 )
 def test_reasons(spec, dtype, said):
-    assert said in why_no_graphs(spec, dtype, torch.device("cuda", 0))
+    assert said in why_no_graphs(spec, Types(dtype, dtype), torch.device("cuda", 0))

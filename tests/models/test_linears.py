@@ -11,7 +11,8 @@ from transformers import PreTrainedModel
 from tidegate.base.errors import ModelError
 from tidegate.base.specs import ModelSpec
 from tidegate.kernels.cpu_attention import CpuAttention
-from tidegate.models.linears import load, matrices, stored, stored_bytes
+from tidegate.models.linears import load, stored, stored_bytes
+from tidegate.models.matrices import matrices
 from tidegate.models.rotation import Rotation, rotate
 from tidegate.models.sources import open_model
 

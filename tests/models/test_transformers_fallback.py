@@ -161,8 +161,9 @@ def test_a_configuration_that_transformers_refuses_is_refused() -> None:
 def test_quantized_checkpoints_and_our_own_quantization_are_refused() -> None:
     with pytest.raises(ModelError, match="Quantized checkpoints"):
         spec_of(FALLBACK_FAMILIES["gpt2"], "GPT2LMHeadModel", quantization_config={"quant_method": "gptq"})
-    with pytest.raises(ModelError, match="int8"):
-        stored(spec_of(FALLBACK_FAMILIES["gpt2"], "GPT2LMHeadModel"), "int8")
+    for quantization in ("int8", "fp8"):
+        with pytest.raises(ModelError, match=f"{quantization}.* is not supported for GPT2"):
+            stored(spec_of(FALLBACK_FAMILIES["gpt2"], "GPT2LMHeadModel"), quantization)
 
 
 def test_without_transformers_the_extra_to_install_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

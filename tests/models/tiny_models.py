@@ -145,7 +145,8 @@ def empty_weights(spec: ModelSpec, quantization: str | None = None) -> dict[str,
     """What a model is loaded into, full of values that show when they are not overwritten."""
     found = {}
     for name, (dtype, shape) in stored(spec, quantization).items():
-        found[name] = torch.full(shape, torch.nan) if dtype == "float32" else torch.full(shape, -128, dtype=torch.int8)
+        kind = getattr(torch, dtype)
+        found[name] = torch.full(shape, -128 if kind == torch.int8 else torch.nan, dtype=torch.float32).to(kind)
     return found
 
 

@@ -59,6 +59,13 @@ class Shard(msgspec.Struct, frozen=True):
         return range(total * self.rank // self.ranks, total * (self.rank + 1) // self.ranks)
 
 
+class Fp8Checkpoint(msgspec.Struct, frozen=True):
+    """A checkpoint whose matrices are stored in FP8 (e4m3), each with a scale for all of it or for each of its rows."""
+
+    static_inputs: bool  # it brings a scale for each matrix's inputs, too
+    kept: tuple[str, ...] = ()  # modules that were left as they had been: names, or "re:" and a regular expression
+
+
 class ModelSpec(msgspec.Struct, frozen=True):
     """Everything about a decoder's shape. Sizes in elements. Of one rank's part, heads and feed-forward sizes are its
     own (``models.shards``)."""
@@ -86,6 +93,7 @@ class ModelSpec(msgspec.Struct, frozen=True):
     experts: ExpertsSpec | None = None  # None: no layer has any
     latent: LatentSpec | None = None  # then there is one KV head, of ``rank + rope_dim`` elements
     layer_windows: tuple[int | None, ...] | None = None  # where they differ: each layer's, for ``sliding_window``
+    fp8: Fp8Checkpoint | None = None  # None: the checkpoint's matrices are not quantised, or its reader undoes that
     transformers_config: str | None = None  # the text of config.json, where transformers' own modules compute the model
     shard: Shard = Shard()
 

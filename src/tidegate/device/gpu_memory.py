@@ -75,7 +75,7 @@ class GpuMemory:
         if table is None:
             table = torch.zeros((spec.max_num_seqs, spec.max_blocks_per_seq), dtype=torch.int32)
         if self._made:
-            tensors["kv"].zero_()
+            tensors["kv"].view(torch.uint8).zero_()
             tensors["tokens"].zero_()
         return weights, Pool(spec, tensors["kv"], table, tensors["tokens"])
 

@@ -1,5 +1,5 @@
 """Paged attention with FlashInfer, in a form that a CUDA graph can hold: FA3 for prompt rows, FA2's tensor-core
-kernel for decode rows.
+kernel for decode rows. FA3 does not take keys and values in FP8 where queries are in bf16: then FA2 does both.
 
 A step's addresses are fixed at capture; what changes from step to step are the integers in ``meta`` (copied to the
 device once a step) and each wrapper's schedule (planned on the host, copied by FlashInfer's ``plan``). Schedules are
@@ -13,28 +13,56 @@ import torch
 from flashinfer.prefill import get_batch_prefill_module
 
 from tidegate.base.specs import ModelSpec
-from tidegate.kernels.step_rows import Rows
+from tidegate.kernels.fp8 import KvScales
+from tidegate.kernels.pod_rule import partial_bytes
+from tidegate.kernels.step_rows import Rows, Types
 from tidegate.kernels.triton_write_kv import write_kv
 
 INT_WORKSPACE_BYTES = 8 << 20
+LEAST_SCRATCH_BYTES = 256 << 20
+_FA2_TILE_ROWS = 128  # rows of a query tile of FA2's, at most: the query heads of a group, one token's after another's
+_ALIGNMENT_BYTES = 4096  # what aligning the results may take
 
 
-def build(spec: ModelSpec, dtype: torch.dtype) -> None:
+class LayerCache(NamedTuple):
+    """A layer's part of the KV array."""
+
+    keys: torch.Tensor  # [blocks, block_size, Hkv, D], over the first of ``scales``
+    values: torch.Tensor  # the same, over the second
+    scales: tuple[float, float] = (1.0, 1.0)
+
+
+def prefill_backend(types: Types) -> str:
+    return "fa3" if types.kv == types.compute else "fa2"
+
+
+def build(spec: ModelSpec, types: Types) -> None:
     """Loads the kernels that rows of a model need; compiles them first where FlashInfer has not been given them."""
-    for backend in ("fa3", "fa2"):
-        _module(backend, spec, dtype)
+    for backend in {prefill_backend(types), "fa2"}:
+        _module(backend, spec, types)
 
 
-def fa2_module(spec: ModelSpec, dtype: torch.dtype) -> Any:
+def fa2_module(spec: ModelSpec, types: Types) -> Any:
     """The kernel and the planner of decode rows."""
-    return _module("fa2", spec, dtype)
+    return _module("fa2", spec, types)
 
 
-def _module(backend: str, spec: ModelSpec, dtype: torch.dtype) -> Any:
+def _module(backend: str, spec: ModelSpec, types: Types) -> Any:
     windowed = spec.sliding_window is not None
     return get_batch_prefill_module(
-        backend, dtype, dtype, dtype, torch.int32, spec.head_dim, spec.head_dim, 0, windowed, False, False
-    )
+        backend, types.compute, types.kv, types.compute, torch.int32, spec.head_dim, spec.head_dim, 0, windowed, False,
+        False,
+    )  # fmt: skip
+
+
+def scratch_bytes(spec: ModelSpec, types: Types, num_tokens: int, num_rows: int, num_sms: int) -> int:
+    """What rows need for partial results: ``num_tokens`` prompt tokens at most, of ``num_rows`` prompts. In a graph FA2
+    always divides keys among blocks, and keeps a partial result for every tile of queries that there may be."""
+    if prefill_backend(types) != "fa2":
+        return LEAST_SCRATCH_BYTES
+    shape = spec.num_heads, spec.num_kv_heads, spec.head_dim
+    partial = partial_bytes(*shape, num_tokens, num_rows, _FA2_TILE_ROWS, num_sms)
+    return max(LEAST_SCRATCH_BYTES, partial + _ALIGNMENT_BYTES)
 
 
 class PagedRows(NamedTuple):
@@ -69,17 +97,19 @@ class PrefillRows:
     """Prompt rows: at most ``len(rows.last_block_len)`` of them, ``num_tokens`` queries in all."""
 
     def __init__(
-        self, spec: ModelSpec, dtype: torch.dtype, block_size: int, num_tokens: int, workspace: Workspace,
+        self, spec: ModelSpec, types: Types, block_size: int, num_tokens: int, workspace: Workspace,
         qo_indptr: torch.Tensor, rows: PagedRows,
     ) -> None:  # fmt: skip
-        self._spec, self._dtype, self._block_size, self._num_tokens = spec, dtype, block_size, num_tokens
+        self._spec, self._types, self._block_size, self._num_tokens = spec, types, block_size, num_tokens
         self._workspace = workspace
         self._window = spec.sliding_window - 1 if spec.sliding_window else -1
         self._wrapper = flashinfer.BatchPrefillWithPagedKVCacheWrapper(
             workspace.scratch, "NHD", use_cuda_graph=True, qo_indptr_buf=qo_indptr, paged_kv_indptr_buf=rows.indptr,
-            paged_kv_indices_buf=rows.indices, paged_kv_last_page_len_buf=rows.last_block_len, backend="fa3",
+            paged_kv_indices_buf=rows.indices, paged_kv_last_page_len_buf=rows.last_block_len,
+            backend=prefill_backend(types),
         )  # fmt: skip
-        self._module = _module("fa3", spec, dtype)
+        self._module = _module(prefill_backend(types), spec, types)
+        self._fa2_options = (-1, False, 0) if prefill_backend(types) == "fa2" else ()
 
         self._plan_shape(len(rows.last_block_len))
         workspace.serve(self._wrapper)
@@ -97,8 +127,8 @@ class PrefillRows:
         lens[0] = self._num_tokens
         self._wrapper.plan(
             qo, indptr, torch.zeros(blocks, dtype=torch.int32), last, spec.num_heads, spec.num_kv_heads, spec.head_dim,
-            size, causal=True, window_left=self._window, q_data_type=self._dtype, kv_data_type=self._dtype,
-            seq_lens=lens,
+            size, causal=True, window_left=self._window, q_data_type=self._types.compute, kv_data_type=self._types.kv,
+            o_data_type=self._types.compute, seq_lens=lens,
         )  # fmt: skip
 
     def plan(self, qo_indptr: torch.Tensor, indptr: torch.Tensor, kv_lens: torch.Tensor) -> None:
@@ -107,11 +137,12 @@ class PrefillRows:
         self._module.plan(
             self._workspace.scratch, self._workspace.schedule, self._workspace.next_staging(), qo_indptr, indptr,
             kv_lens, self._num_tokens, len(kv_lens), spec.num_heads, spec.num_kv_heads, self._block_size, True,
-            spec.head_dim, spec.head_dim, True, self._window,
+            spec.head_dim, spec.head_dim, True, self._window, *self._fa2_options,
         )  # fmt: skip
 
-    def run(self, q: torch.Tensor, cache: tuple[torch.Tensor, torch.Tensor], out: torch.Tensor) -> None:
-        self._wrapper.run(q, cache, out=out)
+    def run(self, q: torch.Tensor, cache: LayerCache, out: torch.Tensor) -> None:
+        keys, values, (k_scale, v_scale) = cache
+        self._wrapper.run(q, (keys, values), k_scale=k_scale, v_scale=v_scale, out=out)
 
 
 class DecodeRows:
@@ -121,10 +152,8 @@ class DecodeRows:
     by arithmetic near 2.7 TB/s on an H200.
     """
 
-    def __init__(
-        self, spec: ModelSpec, dtype: torch.dtype, block_size: int, workspace: Workspace, rows: PagedRows
-    ) -> None:
-        self._spec, self._dtype, self._block_size = spec, dtype, block_size
+    def __init__(self, spec: ModelSpec, types: Types, block_size: int, workspace: Workspace, rows: PagedRows) -> None:
+        self._spec, self._types, self._block_size = spec, types, block_size
         self._workspace = workspace
         self.rows = rows
         self._window = spec.sliding_window - 1 if spec.sliding_window else -1
@@ -134,7 +163,7 @@ class DecodeRows:
             workspace.scratch, "NHD", use_cuda_graph=True, use_tensor_cores=True, paged_kv_indptr_buffer=rows.indptr,
             paged_kv_indices_buffer=rows.indices, paged_kv_last_page_len_buffer=rows.last_block_len, backend="fa2",
         )  # fmt: skip
-        self._module = fa2_module(spec, dtype)
+        self._module = fa2_module(spec, types)
 
         self._plan_shape()
         workspace.serve(self._wrapper)
@@ -150,7 +179,8 @@ class DecodeRows:
         self._wrapper.plan(
             torch.arange(count + 1, dtype=torch.int32), torch.zeros(count, dtype=torch.int32),
             torch.ones(count, dtype=torch.int32), spec.num_heads, spec.num_kv_heads, spec.head_dim, self._block_size,
-            window_left=self._window, q_data_type=self._dtype, kv_data_type=self._dtype,
+            window_left=self._window, q_data_type=self._types.compute, kv_data_type=self._types.kv,
+            o_data_type=self._types.compute,
         )  # fmt: skip
 
     def plan(self, indptr: torch.Tensor, kv_lens: torch.Tensor) -> None:
@@ -162,21 +192,23 @@ class DecodeRows:
             spec.head_dim, False, self._window, -1, False, 0,
         )  # fmt: skip
 
-    def run(self, q: torch.Tensor, cache: tuple[torch.Tensor, torch.Tensor], out: torch.Tensor) -> None:
-        self._wrapper.run(q, cache, out=out)
+    def run(self, q: torch.Tensor, cache: LayerCache, out: torch.Tensor) -> None:
+        keys, values, (k_scale, v_scale) = cache
+        self._wrapper.run(q, (keys, values), k_scale=k_scale, v_scale=v_scale, out=out)
 
 
 class GraphAttention:
     """``kernels.attention.Attention.run`` for a step of these rows."""
 
-    def __init__(self, kv: torch.Tensor, places: torch.Tensor, rows: Rows) -> None:
-        self._caches = [(layer[0], layer[1]) for layer in kv]
+    def __init__(self, kv: torch.Tensor, places: torch.Tensor, rows: Rows, scales: KvScales) -> None:
+        """``scales``: 1 where the array is not in FP8."""
+        self._caches = [LayerCache(layer[0], layer[1], of_layer) for layer, of_layer in zip(kv, scales, strict=True)]
         self._places = places  # int32 [T]: where in the array each token's KV goes
         self._rows = rows
 
     def run(self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
         cache = self._caches[layer]
-        write_kv(k, v, *cache, self._places)
+        write_kv(k, v, cache.keys, cache.values, self._places, cache.scales)
         q = q.contiguous()
         out = torch.empty_like(q)
         self._rows.run(q, cache, out)

@@ -4,15 +4,16 @@ import torch
 
 from tidegate.base.specs import LatentSpec, ModelSpec
 from tidegate.kernels.pod_rule import DECODE_TILE
+from tidegate.kernels.step_rows import Types
 
 HEAD_DIMS = (64, 128, 256)  # that FlashInfer's FA2 and FA3 kernels are made for
 POD_HEAD_DIMS = (64, 128)  # that its POD kernel is
 
 
-def why_no_graphs(spec: ModelSpec, dtype: torch.dtype, device: torch.device) -> str | None:
+def why_no_graphs(spec: ModelSpec, types: Types, device: torch.device) -> str | None:
     """None where they can; otherwise the reason, for people. Builds the kernels where they are not there yet."""
-    if dtype != torch.bfloat16:
-        return f"the fast kernels do not compute in {str(dtype).removeprefix('torch.')}"
+    if types.compute != torch.bfloat16:
+        return f"the fast kernels do not compute in {str(types.compute).removeprefix('torch.')}"
     if spec.transformers_config is not None:
         return f"transformers' modules, which compute {spec.architecture}, are not made for them"
     if spec.layer_windows is not None:
@@ -27,7 +28,7 @@ def why_no_graphs(spec: ModelSpec, dtype: torch.dtype, device: torch.device) -> 
     try:
         from tidegate.kernels.flashinfer_attention import build
 
-        build(spec, dtype)
+        build(spec, types)
     except ImportError as error:
         return f"FlashInfer can't be imported ({_first_line(error)}): pip install 'tidegate[cuda]'"
     except Exception as error:  # whatever a compiler, a linker or a loader says
@@ -35,11 +36,13 @@ def why_no_graphs(spec: ModelSpec, dtype: torch.dtype, device: torch.device) -> 
     return None
 
 
-def why_no_pod(spec: ModelSpec, dtype: torch.dtype) -> str | None:
+def why_no_pod(spec: ModelSpec, types: Types) -> str | None:
     """None where attention of prompts and decodes can be one kernel (``kernels.pod_attention``), given that steps can
     be graphs; otherwise the reason. Builds the kernel where it is not there yet."""
     if spec.latent is not None:
         return "the kernel for both is not made for latent vectors"
+    if types.kv != types.compute:
+        return "the kernel for both is not used with keys and values in FP8"
     if spec.sliding_window is not None:
         return "the kernel for both is not used with sliding windows"
     if spec.head_dim not in POD_HEAD_DIMS:
@@ -49,7 +52,7 @@ def why_no_pod(spec: ModelSpec, dtype: torch.dtype) -> str | None:
     try:
         from tidegate.kernels.pod_attention import build
 
-        build(spec, dtype)
+        build(spec, types)
     except Exception as error:  # whatever a compiler, a linker or a loader says
         return f"FlashInfer could not build its kernel for both ({_first_line(error)})"
     return None

@@ -6,6 +6,7 @@ from typing import Protocol
 import torch
 
 from tidegate.base.specs import ExpertsSpec
+from tidegate.kernels.torch_experts import ExpertScales
 
 
 class Ops(Protocol):
@@ -32,6 +33,7 @@ class Ops(Protocol):
         chosen: torch.Tensor,
         gate_up: torch.Tensor,
         down: torch.Tensor,
+        scales: ExpertScales | None = None,
     ) -> torch.Tensor: ...
 
 

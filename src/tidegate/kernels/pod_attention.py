@@ -17,25 +17,27 @@ from tidegate.base.specs import ModelSpec
 from tidegate.kernels.flashinfer_attention import (
     INT_WORKSPACE_BYTES,
     DecodeRows,
+    LayerCache,
     PagedRows,
     Workspace,
     fa2_module,
 )
 from tidegate.kernels.pod_rule import DECODE_TILE, PROMPT_TILE, partial_bytes
+from tidegate.kernels.step_rows import Types
 
 MOST_SPLIT_TOKENS = 1536  # with more prompt tokens, leaving SMs to decode rows no longer helps (FlashInfer's choice)
 COUNTERS = 1024  # more than the SMs of any device, and two
 ALIGNMENT = 512  # of addresses
 
 
-def build(spec: ModelSpec, dtype: torch.dtype) -> None:
+def build(spec: ModelSpec, types: Types) -> None:
     """Loads the kernel; compiles it first, for some minutes, where FlashInfer has not been given it."""
-    _module(spec, dtype)
+    _module(spec, types)
 
 
-def _module(spec: ModelSpec, dtype: torch.dtype) -> Any:
+def _module(spec: ModelSpec, types: Types) -> Any:
     return get_batch_pod_module(
-        dtype, dtype, dtype, spec.head_dim, 0, False, False, False, torch.int32, 0, False, False
+        types.compute, types.kv, types.compute, spec.head_dim, 0, False, False, False, torch.int32, 0, False, False
     )
 
 
@@ -52,7 +54,7 @@ class PodRows:
     ``DecodeRows`` plans: what differs is which kernel runs it."""
 
     def __init__(
-        self, spec: ModelSpec, dtype: torch.dtype, block_size: int, num_tokens: int,
+        self, spec: ModelSpec, types: Types, block_size: int, num_tokens: int,
         workspaces: tuple[Workspace, Workspace], qo_indptr: torch.Tensor, prompts: PagedRows, decode: DecodeRows,
     ) -> None:  # fmt: skip
         """``workspaces`` of prompt rows and of decode rows; both have the same scratch, of ``scratch_bytes``."""
@@ -69,7 +71,7 @@ class PodRows:
         # Which of its blocks do what is decided by counters that the kernel keeps for each SM and for each kind of row.
         self._counters = torch.zeros(COUNTERS, dtype=torch.int32, device=device)
         self._colocated = decode.plan_info[0] if num_tokens <= MOST_SPLIT_TOKENS else 0
-        self._fa2, self._run = fa2_module(spec, dtype), _module(spec, dtype).run_tensor
+        self._fa2, self._run = fa2_module(spec, types), _module(spec, types).run_tensor
         self._plan_info = self._plan_shape(count, device)
 
     def _plan_shape(self, count: int, device: torch.device) -> Any:
@@ -100,15 +102,17 @@ class PodRows:
             False, self._colocated,
         )  # fmt: skip
 
-    def run(self, q: torch.Tensor, cache: tuple[torch.Tensor, torch.Tensor], out: torch.Tensor) -> None:
+    def run(self, q: torch.Tensor, cache: LayerCache, out: torch.Tensor) -> None:
         """See ``step_rows.Rows``."""
         split, layout = self._num_tokens, TensorLayout.NHD.value
         no_window, no_mask, no_lse, no_slopes, no_cap = -1, (None, None), None, None, 0.0
+        keys_and_values = cache.keys, cache.values
         rest = (no_slopes, no_cap, 1.0 / math.sqrt(self._spec.head_dim), 1.0, 1e-4)  # scale; rotary ones are not used
         self._run(
-            self._scratch[0], self._workspaces[0].schedule, self._plan_info, q[:split], *cache, self._qo_indptr,
-            *self._prompts, out[:split], no_lse, MaskMode.CAUSAL.value, layout, no_window, *no_mask, *rest,
-            self._scratch[1], self._workspaces[1].schedule, self._decode.plan_info, q[split:], *cache,
+            self._scratch[0], self._workspaces[0].schedule, self._plan_info, q[:split], *keys_and_values,
+            self._qo_indptr, *self._prompts, out[:split], no_lse, MaskMode.CAUSAL.value, layout, no_window, *no_mask,
+            *rest,
+            self._scratch[1], self._workspaces[1].schedule, self._decode.plan_info, q[split:], *keys_and_values,
             self._decode_qo_indptr, *self._decode.rows, out[split:], no_lse, MaskMode.NON_CAUSAL.value, layout,
             no_window, *no_mask, *rest,
             False,  # may not start before the kernel ahead has ended: its blocks count before they would wait

@@ -1,16 +1,23 @@
-"""All rows of a step in one call, whichever kernels they take."""
+"""The rows of a step, whichever kernels they take."""
 
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
+
+
+class Types(NamedTuple):
+    """Of a step: what queries and results are in, and what the KV array is in."""
+
+    compute: torch.dtype
+    kv: torch.dtype
 
 
 class Rows(Protocol):
     """Rows that one kernel takes: all prompt rows of a step, all its decode rows, or both."""
 
     def run(self, q: torch.Tensor, cache: Any, out: torch.Tensor) -> None:
-        """``q [T, Hq, D]`` over a layer's ``cache``, into ``out``, prompt tokens first. The cache of FlashInfer's rows:
-        K and V, [blocks, block_size, Hkv, D] each; of latent rows: vectors, [blocks, block_size, 1, D]."""
+        """``q [T, Hq, D]`` over a layer's ``cache``, into ``out``, prompt tokens first. The cache of FlashInfer's rows
+        is a ``LayerCache``, that of latent rows their vectors, [blocks, block_size, 1, D]."""
         ...
 
 

@@ -114,11 +114,15 @@ class TorchAttention:
             self._gather(*self._blocks[layer], self._scattered, chosen)
             k, v = self._keys_and_values(chosen)
             gathered = _heads_first(k.flatten(0, 1)), _heads_first(v.flatten(0, 1))
-        keys = in_place[0]
-        queries = q.to(keys.dtype).view(q.shape[0], keys.shape[1], -1, q.shape[2])
+        queries = q.to(self._dtype).view(q.shape[0], in_place[0].shape[1], -1, q.shape[2])
         for piece in self._pieces:
-            attended = _attend(piece, queries, *(gathered if piece.gathered else in_place))
+            k, v = (x.narrow(2, piece.key_start, piece.num_keys) for x in (gathered if piece.gathered else in_place))
+            attended = _attend(piece, queries, *self._seen(layer, k, v))
             out.narrow(0, piece.first, piece.num_queries).copy_(attended.flatten(1, 2))
+
+    def _seen(self, layer: int, keys: torch.Tensor, values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Keys and values ``[1, Hkv, num_keys, D]`` as the KV array holds them, in the type that is computed in."""
+        return keys, values
 
     def _gather(self, k_blocks: torch.Tensor, v_blocks: torch.Tensor, chosen: torch.Tensor, out: torch.Tensor) -> None:
         """Copies the chosen blocks of a layer into ``out [2, chosen, block_size, Hkv, D]``."""
@@ -132,11 +136,10 @@ def _heads_first(tokens: torch.Tensor) -> torch.Tensor:
 
 
 def _attend(piece: _Piece, queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
-    """``[num_queries, Hkv, G, D]`` of ``queries [T, Hkv, G, D]`` over keys and values ``[1, Hkv, tokens, D]``."""
+    """``[num_queries, Hkv, G, D]`` of ``queries [T, Hkv, G, D]`` over a piece's ``[1, Hkv, num_keys, D]``."""
     q = queries.narrow(0, piece.first, piece.num_queries)
-    k, v = keys.narrow(2, piece.key_start, piece.num_keys), values.narrow(2, piece.key_start, piece.num_keys)
     if piece.mask is None:
-        return scaled_dot_product_attention(q, k, v)
+        return scaled_dot_product_attention(q, keys, values)
     heads_first = q.flatten(1, 2).transpose(0, 1).unsqueeze(0)
-    out = scaled_dot_product_attention(heads_first, k, v, attn_mask=piece.mask, enable_gqa=True)
+    out = scaled_dot_product_attention(heads_first, keys, values, attn_mask=piece.mask, enable_gqa=True)
     return out.squeeze(0).transpose(0, 1).view(*q.shape[:3], -1)

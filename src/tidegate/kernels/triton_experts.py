@@ -10,6 +10,7 @@ import triton
 import triton.language as tl
 
 from tidegate.kernels.expert_tiles import Tile, Tiles, tiles_for
+from tidegate.kernels.torch_experts import ExpertScales
 
 _CHUNK = 1024  # pairs that the schedule looks at at a time
 
@@ -54,8 +55,8 @@ def _schedule_kernel(
 
 @triton.jit(do_not_specialize=("max_tiles", "per_token"))
 def _product_kernel(
-    x, weight, shares, out, order, tiles, max_tiles, depth, width, per_token, GATED: tl.constexpr, ROWS: tl.constexpr,
-    COLUMNS: tl.constexpr, DEPTH: tl.constexpr,
+    x, weight, scales, shares, out, order, tiles, max_tiles, depth, width, per_token, GATED: tl.constexpr,
+    SCALED: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr,
 ):  # fmt: skip
     """One tile of an expert's product with its ordered pairs. GATED: of the pairs' tokens with both halves of
     ``weight``, ``silu(first) * second``; otherwise of results in order, times the pair's share, to its place."""
@@ -75,10 +76,16 @@ def _product_kernel(
         for done in range(0, depth, DEPTH):
             a = tl.load(inputs + done, mask=inside[:, None] & (k[None, :] < depth - done), other=0.0)
             wanted = (column[None, :] < width) & (k[:, None] < depth - done)
-            total = tl.dot(a, tl.load(factors + done, mask=wanted, other=0.0), total, input_precision="ieee")
+            b = tl.load(factors + done, mask=wanted, other=0.0).to(x.dtype.element_ty)
+            total = tl.dot(a, b, total, input_precision="ieee")
             if GATED:
-                second = tl.load(factors + width.to(tl.int64) * depth + done, mask=wanted, other=0.0)
-                other = tl.dot(a, second, other, input_precision="ieee")
+                b = tl.load(factors + width.to(tl.int64) * depth + done, mask=wanted, other=0.0).to(x.dtype.element_ty)
+                other = tl.dot(a, b, other, input_precision="ieee")
+        if SCALED:
+            ours = scales + expert * (2 if GATED else 1) * width + column
+            total *= tl.load(ours, mask=column < width, other=0.0)[None, :]
+            if GATED:
+                other *= tl.load(ours + width, mask=column < width, other=0.0)[None, :]
         if GATED:
             target, total = row, total / (1.0 + tl.exp(-total)) * other
         else:
@@ -88,7 +95,12 @@ def _product_kernel(
 
 
 def experts(
-    x: torch.Tensor, shares: torch.Tensor, chosen: torch.Tensor, gate_up: torch.Tensor, down: torch.Tensor
+    x: torch.Tensor,
+    shares: torch.Tensor,
+    chosen: torch.Tensor,
+    gate_up: torch.Tensor,
+    down: torch.Tensor,
+    scales: ExpertScales | None = None,
 ) -> torch.Tensor:
     """As ``torch_experts.experts``, without waiting for the device; all arguments contiguous.
 
@@ -97,11 +109,17 @@ def experts(
     """
     (num_experts, hidden, ffn), (tokens, per_token) = down.shape, chosen.shape
     by = tiles_for(num_experts, per_token, hidden, ffn, tokens)
-    return experts_in_tiles(x, shares, chosen, gate_up, down, by)
+    return experts_in_tiles(x, shares, chosen, gate_up, down, by, scales)
 
 
 def experts_in_tiles(
-    x: torch.Tensor, shares: torch.Tensor, chosen: torch.Tensor, gate_up: torch.Tensor, down: torch.Tensor, by: Tiles
+    x: torch.Tensor,
+    shares: torch.Tensor,
+    chosen: torch.Tensor,
+    gate_up: torch.Tensor,
+    down: torch.Tensor,
+    by: Tiles,
+    scales: ExpertScales | None = None,
 ) -> torch.Tensor:
     """``experts`` by tiles that the caller has chosen."""
     (num_experts, hidden, ffn), (tokens, per_token) = down.shape, chosen.shape
@@ -114,14 +132,15 @@ def experts_in_tiles(
         TILES=triton.next_power_of_2(max_tiles), CHUNK=min(_CHUNK, triton.next_power_of_2(pairs)),
     )  # fmt: skip
 
-    def multiply(source: torch.Tensor, weight: torch.Tensor, width: int, tile: Tile, gated: bool) -> torch.Tensor:
+    def multiply(source: torch.Tensor, part: int, width: int, tile: Tile) -> torch.Tensor:
         out = torch.empty((pairs, width), dtype=x.dtype, device=x.device)
         _product_kernel[(max_tiles, triton.cdiv(width, tile.columns))](
-            source, weight, shares, out, order, tiles, max_tiles, source.shape[1], width, per_token, GATED=gated,
-            ROWS=rows, COLUMNS=tile.columns, DEPTH=tile.depth, num_warps=tile.warps, num_stages=tile.stages,
+            source, (gate_up, down)[part], shares if scales is None else scales[part], shares, out, order, tiles,
+            max_tiles, source.shape[1], width, per_token, GATED=part == 0, SCALED=scales is not None, ROWS=rows,
+            COLUMNS=tile.columns, DEPTH=tile.depth, num_warps=tile.warps, num_stages=tile.stages,
         )  # fmt: skip
         return out
 
-    gated = multiply(x, gate_up, ffn, by.gate_up, gated=True)
-    terms = multiply(gated, down, hidden, by.down, gated=False)
+    gated = multiply(x, 0, ffn, by.gate_up)
+    terms = multiply(gated, 1, hidden, by.down)
     return terms.view(tokens, per_token, hidden).sum(dim=1)

@@ -16,7 +16,7 @@ import triton
 import triton.language as tl
 
 from tidegate.base.specs import ModelSpec
-from tidegate.kernels.step_rows import Rows
+from tidegate.kernels.step_rows import Rows, Types
 from tidegate.kernels.triton_write_kv import write_vectors
 
 if TYPE_CHECKING:
@@ -180,7 +180,7 @@ class PrefillRows(LatentRows):
     """As ``flashinfer_attention.PrefillRows``."""
 
     def __init__(
-        self, spec: ModelSpec, dtype: torch.dtype, block_size: int, num_tokens: int, workspace: "Workspace",
+        self, spec: ModelSpec, types: Types, block_size: int, num_tokens: int, workspace: "Workspace",
         qo_indptr: torch.Tensor, rows: "PagedRows",
     ) -> None:  # fmt: skip
         super().__init__(spec, block_size, num_tokens, rows, workspace.scratch, PREFILL, PREFILL_PROGRAMS, qo_indptr)
@@ -193,7 +193,7 @@ class DecodeRows(LatentRows):
     """As ``flashinfer_attention.DecodeRows``."""
 
     def __init__(
-        self, spec: ModelSpec, dtype: torch.dtype, block_size: int, workspace: "Workspace", rows: "PagedRows"
+        self, spec: ModelSpec, types: Types, block_size: int, workspace: "Workspace", rows: "PagedRows"
     ) -> None:
         tile = DECODE if spec.num_heads <= DECODE.rows else DECODE_MANY_HEADS
         count = len(rows.last_block_len)

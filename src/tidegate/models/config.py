@@ -6,6 +6,7 @@ from typing import Any
 
 from tidegate.base.errors import ModelError
 from tidegate.base.specs import ExpertsSpec, LatentSpec, ModelSpec, RopeScaling
+from tidegate.models.fp8_checkpoint import fp8_checkpoint
 
 SUPPORTED_ARCHITECTURES = (
     "DeepseekV2ForCausalLM",
@@ -30,10 +31,6 @@ def spec_from_hf(config: Config, generation: Config | None = None) -> ModelSpec:
     Raises ModelError for what can't be computed faithfully.
     """
     architecture = _architecture(config)
-    if config.get("quantization_config"):
-        raise ModelError(
-            "Quantized Hugging Face checkpoints are not supported; use the unquantized model or a GGUF file."
-        )
     if config.get("hidden_act", "silu") != "silu":
         raise ModelError(f"Activation {config['hidden_act']!r} is not supported by {architecture}; only 'silu' is.")
     hidden, heads = int(_need(config, "hidden_size")), int(_need(config, "num_attention_heads"))
@@ -66,6 +63,7 @@ def spec_from_hf(config: Config, generation: Config | None = None) -> ModelSpec:
         bos_id=next(iter(token_ids(config.get("bos_token_id"))), None),
         experts=_hf_experts(config, architecture),
         latent=latent,
+        fp8=fp8_checkpoint(config["quantization_config"]) if config.get("quantization_config") else None,
     )
 
 

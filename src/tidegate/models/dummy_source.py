@@ -2,7 +2,7 @@
 
 import math
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import torch
@@ -26,7 +26,7 @@ class DummySource:
         self.gguf_file = gguf_file
         self._seed = seed
 
-    def load(self, into: dict[str, torch.Tensor], progress: Callable[[float], None], shard: Shard = WHOLE) -> None:
+    def load(self, into: Mapping[str, torch.Tensor], progress: Callable[[float], None], shard: Shard = WHOLE) -> None:
         fill(self.spec, into, self._draw_cut, progress, shard)
 
     def _draw_cut(self, part: str, out: torch.Tensor, cut: Cut) -> None:

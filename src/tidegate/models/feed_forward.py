@@ -8,6 +8,7 @@ from torch.nn.functional import linear
 from tidegate.base.specs import ExpertsSpec, ModelSpec
 from tidegate.kernels.linear import Linear
 from tidegate.kernels.ops import Ops, ops_for
+from tidegate.kernels.torch_experts import ExpertScales
 
 FeedForward = Callable[[torch.Tensor], torch.Tensor]  # [T, hidden] -> a new [T, hidden]
 
@@ -52,6 +53,10 @@ class MixtureOfExperts:
         self._correction = weights.get(prefix + "correction")
         self._gate_up = weights[prefix + "experts_gate_up"].view(spec.num_experts, 2 * spec.ffn_size, hidden_size)
         self._down = weights[prefix + "experts_down"].view(spec.num_experts, hidden_size, spec.ffn_size)
+        self._scales: ExpertScales | None = None
+        if prefix + "experts_gate_up_scale" in weights:
+            gate_up, down = weights[prefix + "experts_gate_up_scale"], weights[prefix + "experts_down_scale"]
+            self._scales = gate_up.view(spec.num_experts, -1), down.view(spec.num_experts, -1)
         self._choose, self._experts = ops.choose_experts, ops.experts
         self._shared: GatedMlp | None = None
         self._shared_router = products.get(prefix + "shared_router")
@@ -60,7 +65,7 @@ class MixtureOfExperts:
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         shares, chosen = self._choose(self._router(x), self._spec, self._correction)
-        out = self._experts(x, shares, chosen, self._gate_up, self._down)
+        out = self._experts(x, shares, chosen, self._gate_up, self._down, self._scales)
         if self._shared is not None:
             shared = self._shared(x)
             out += shared if self._shared_router is None else shared * self._shared_router(x).sigmoid()

@@ -1,6 +1,6 @@
 """Weights from a GGUF file, dequantised block by block straight into their place."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import gguf
@@ -42,7 +42,7 @@ class GgufSource:
         # The llama converter interleaves each head's two rotary halves; those of the Qwens do not.
         self._interleaved = self._file.metadata["general.architecture"] == "llama"
 
-    def load(self, into: dict[str, torch.Tensor], progress: Callable[[float], None], shard: Shard = WHOLE) -> None:
+    def load(self, into: Mapping[str, torch.Tensor], progress: Callable[[float], None], shard: Shard = WHOLE) -> None:
         fill(self.spec, into, self._read, progress, shard)
 
     def _read(self, part: str, out: torch.Tensor, cut: Cut) -> None:

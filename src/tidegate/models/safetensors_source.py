@@ -10,6 +10,8 @@ import torch
 
 from tidegate.base.errors import ModelError
 from tidegate.base.specs import ModelSpec, Shard
+from tidegate.kernels.fp8 import E4M3
+from tidegate.models.fp8_weights import read_scales
 from tidegate.models.shards import Cut
 from tidegate.models.weights import WHOLE, fill
 
@@ -59,7 +61,7 @@ class SafetensorsSource:
         self._folder = folder
         self._files = weight_files(folder)
 
-    def load(self, into: dict[str, torch.Tensor], progress: Callable[[float], None], shard: Shard = WHOLE) -> None:
+    def load(self, into: Mapping[str, torch.Tensor], progress: Callable[[float], None], shard: Shard = WHOLE) -> None:
         where = open_tensors(self._folder, self._files)
 
         def read(part: str, out: torch.Tensor, cut: Cut) -> None:
@@ -70,6 +72,8 @@ class SafetensorsSource:
                 _pairs_to_halves(out, heads, latent.rope_dim)
 
         fill(self.spec, into, read, progress, shard)
+        if self.spec.fp8 is not None:
+            read_scales(self.spec, into, lambda name: where[name].get_tensor(name) if name in where else None)
 
 
 def open_tensors(folder: Path, files: list[Path]) -> dict[str, Any]:
@@ -89,6 +93,8 @@ def copy_tensor(where: Mapping[str, Any], name: str, out: torch.Tensor, cut: Cut
     tensor: torch.Tensor = where[name].get_tensor(name)
     if tuple(tensor.shape) != cut.shape:
         raise ModelError(f"Tensor {name!r} in {folder} is {tuple(tensor.shape)}; expected {cut.shape}.")
+    if E4M3 in (tensor.dtype, out.dtype) and tensor.dtype != out.dtype:
+        raise ModelError(f"Tensor {name!r} in {folder} is {tensor.dtype}; by its configuration it is {out.dtype}.")
     out.copy_(tensor if cut.whole else tensor.narrow(cut.axis, cut.start, cut.stop - cut.start))
 
 

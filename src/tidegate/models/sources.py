@@ -1,10 +1,11 @@
 """Where a model comes from: ``open_model`` looks at a path or hub id and picks the reader. Opening reads no weights."""
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
+import msgspec
 import torch
 
 from tidegate.base.errors import ModelError
@@ -30,7 +31,7 @@ class ModelSource(Protocol):
     @property
     def gguf_file(self) -> Path | None: ...
 
-    def load(self, into: dict[str, torch.Tensor], progress: Callable[[float], None], shard: Shard = WHOLE) -> None:
+    def load(self, into: Mapping[str, torch.Tensor], progress: Callable[[float], None], shard: Shard = WHOLE) -> None:
         """Fills every tensor of ``models.weights.layout(divide(spec, shard))`` in place, converting to its type, and
         reads no more of the files than that; ``progress`` gets the fraction done. Raises ModelError naming the first
         tensor that is missing or has another shape."""
@@ -74,6 +75,7 @@ def open_model(path: str, load_format: str = "auto", seed: int = 0) -> ModelSour
 def _dummy(spec: ModelSpec, seed: int, tokenizer_dir: Path | None, gguf_file: Path | None) -> ModelSource:
     from tidegate.models.dummy_source import DummySource
 
+    spec = msgspec.structs.replace(spec, fp8=None)  # weights that are drawn are not quantised before they are
     return DummySource(spec, seed, tokenizer_dir, gguf_file)
 
 

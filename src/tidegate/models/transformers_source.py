@@ -25,7 +25,7 @@ class TransformersSource:
         self._folder = folder
         self._files = weight_files(folder)
 
-    def load(self, into: dict[str, torch.Tensor], progress: Callable[[float], None], shard: Shard = WHOLE) -> None:
+    def load(self, into: Mapping[str, torch.Tensor], progress: Callable[[float], None], shard: Shard = WHOLE) -> None:
         where = open_tensors(self._folder, self._files)
         found = {name: self._name_in(where, name) for name in into}
         if all(found.values()):

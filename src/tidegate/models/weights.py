@@ -27,7 +27,7 @@ whole, and the shapes that its own spec gives (``models.shards``).
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 import torch
@@ -47,7 +47,7 @@ class Part(NamedTuple):
     start: int
     shape: tuple[int, ...]
 
-    def of(self, weights: dict[str, torch.Tensor]) -> torch.Tensor:
+    def of(self, weights: Mapping[str, torch.Tensor]) -> torch.Tensor:
         """The view to fill, of ``shape``."""
         whole = weights[self.tensor]
         return whole.narrow(0, self.start, self.shape[0]) if self.shape else whole
@@ -158,19 +158,20 @@ def layout(spec: ModelSpec) -> dict[str, tuple[int, ...]]:
 
 def fill(
     spec: ModelSpec,
-    into: dict[str, torch.Tensor],
+    into: Mapping[str, torch.Tensor],
     read: Read,
     progress: Callable[[float], None],
     shard: Shard = WHOLE,
 ) -> None:
     """Calls ``read(part, view, cut)`` for every part of a rank's share of the model ``spec``, in order, to fill its
-    view in place with that cut of the checkpoint's tensor; reports the fraction done."""
+    view in place with that cut of the checkpoint's tensor; reports the fraction done. Asks ``into`` for a tensor when
+    it comes to it, and for no other before all its parts are filled."""
     own = divide(spec, shard)
-    for name, shape in layout(own).items():
-        assert tuple(into[name].shape) == shape, f"{name} is {tuple(into[name].shape)}, its layout says {shape}"
-    whole, wanted = parts(spec), parts(own)
+    shapes, whole, wanted = layout(own), parts(spec), parts(own)
     total, done = sum(math.prod(part.shape) for part in wanted.values()), 0
     for name, part in wanted.items():
+        shape, expected = tuple(into[part.tensor].shape), shapes[part.tensor]
+        assert shape == expected, f"{part.tensor} is {shape}, its layout says {expected}"
         if shard.rank and added_once(name):
             part.of(into).zero_()
         else:

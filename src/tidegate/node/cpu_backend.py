@@ -20,11 +20,9 @@ from tidegate.node.config import EngineConfig
 from tidegate.node.lane_host import LaneHost
 from tidegate.node.process_lanes import ProcessLanes
 from tidegate.node.rank_lanes import RankLanes
-from tidegate.node.sizing import host_kv_bytes, pool_of
+from tidegate.node.sizing import host_kv_bytes, kv_dtype_of, pool_of
 from tidegate.policy.modes import LaneSpec
 from tidegate.slo.latency import Padding
-
-FLOAT_BYTES = 4
 
 
 class CpuBackend:
@@ -66,8 +64,9 @@ class CpuBackend:
         room = host_kv_bytes(config, self.weight_bytes)
         # Of all ranks together: each has as many blocks as the others, of the KV heads that are its own.
         elements = [model.kv_elements_per_token for model in self._models]
-        own = room * elements[0] // sum(elements)
-        self._pool_spec = pool_of(self._models[0], config, own, FLOAT_BYTES, "float32", self.traits.max_num_seqs)
+        own, first = room * elements[0] // sum(elements), self._models[0]
+        kv_dtype = kv_dtype_of(first, config, "float32")
+        self._pool_spec = pool_of(first, config, own, kv_dtype, self.traits.max_num_seqs)
         return self._pool_spec
 
     def open(self, lanes: Sequence[LaneSpec], progress: Progress) -> LaneHost:

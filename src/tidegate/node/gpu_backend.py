@@ -17,6 +17,8 @@ from tidegate.base.specs import PoolSpec, Shard
 from tidegate.device.green_contexts import SmParts
 from tidegate.device.places import FORMS, MPS, Form, Place, Places
 from tidegate.kernels.gpu_support import why_no_graphs, why_no_pod
+from tidegate.kernels.step_rows import Types
+from tidegate.models.linears import stored_bytes
 from tidegate.models.shards import divide
 from tidegate.models.sources import ModelSource
 from tidegate.models.weights import layout
@@ -36,6 +38,7 @@ from tidegate.runner.shapes import DECODE_STEPS, MAX_SLICES, PADDING, PREFILL_ST
 
 DTYPES = ("bfloat16", "float32")
 SHARES = (0.545, 0.667, 0.424, 0.788)  # 72, 88, 56 and 104 of an H200's 132 SMs
+LEAST_FP8_CAPABILITY = (8, 9)
 USEFUL_FLOPS = {"bfloat16": 5e14, "float32": 3e13}  # for a first guess of the prefill rate
 
 
@@ -43,8 +46,6 @@ class GpuBackend:
     reserved_bytes = GPU_RESERVED_BYTES
 
     def __init__(self, config: EngineConfig, source: ModelSource) -> None:
-        if config.quantization is not None:
-            raise ConfigError("--quantization is for machines without a GPU so far: leave it out, or use --device cpu")
         known = ("auto", *FORMS, MPS)
         if config.sharing not in known:
             raise ConfigError(f"unknown sharing {config.sharing!r}; choose {', '.join(known)}")
@@ -57,10 +58,10 @@ class GpuBackend:
             raise ConfigError(f"--tensor-parallel-size {ranks} needs as many GPUs, and there are {there}")
         self._models = [divide(source.spec, Shard(rank, ranks)) for rank in range(ranks)]
         elements = [sum(prod(shape) for shape in layout(model).values()) for model in self._models]
-        self._element_bytes = getattr(torch, self._dtype).itemsize
-        self.weight_bytes = self._element_bytes * sum(elements)
-        self.kv_bytes = 0
         self._device = torch.device("cuda", 0)
+        self._check_quantization()
+        self.weight_bytes = sum(stored_bytes(model, config.quantization, self._dtype) for model in self._models)
+        self.kv_bytes = 0
         self._arrays: PoolSpec | None = None
         self._meeting_place: str | None = None
         self._others: RankProcesses | None = None
@@ -80,10 +81,32 @@ class GpuBackend:
             shares=SHARES,
         )
 
+    def _check_quantization(self) -> None:
+        """Raises ConfigError for what the device or the type that is computed in does not go with."""
+        if self._config.quantization == "int8":
+            raise ConfigError("--quantization int8 is for machines without a GPU: use fp8, or --device cpu")
+        if not self._in_fp8:
+            return
+        if self._dtype != "bfloat16":
+            raise ConfigError(f"weights in FP8 are multiplied in bfloat16 on a GPU: leave out --dtype {self._dtype}")
+        major, minor = torch.cuda.get_device_capability(self._device)
+        if (major, minor) < LEAST_FP8_CAPABILITY:
+            raise ConfigError(f"weights in FP8 need a GPU of compute capability 8.9, and this one has {major}.{minor}")
+
+    @property
+    def _in_fp8(self) -> bool:
+        return self._config.quantization == "fp8" or self._source.spec.fp8 is not None
+
+    @property
+    def _types(self) -> Types:
+        assert self._arrays is not None
+        return Types(getattr(torch, self._dtype), getattr(torch, self._arrays.kv_dtype))
+
     @property
     def description(self) -> str:
         count = f"{len(self._models)} × " if len(self._models) > 1 else ""
-        name = f"{count}{torch.cuda.get_device_name(self._device)} in {self._dtype}"
+        weights = ", weights in FP8" if self._in_fp8 else ""
+        name = f"{count}{torch.cuda.get_device_name(self._device)} in {self._dtype}{weights}"
         return f"{name}, without graphs and much slower, since {self._why_eager}" if self._why_eager else name
 
     @property
@@ -94,7 +117,7 @@ class GpuBackend:
         # Of the other ranks' devices too: they are taken to be alike.
         memory = DeviceMemory(*torch.cuda.mem_get_info(self._device), self.reserved_bytes)
         largest = max(self._models, key=lambda model: model.kv_elements_per_token)
-        weight_bytes = self._element_bytes * sum(prod(shape) for shape in layout(largest).values())
+        weight_bytes = stored_bytes(largest, config.quantization, self._dtype)
         spec = gpu_pool(largest, config, memory, weight_bytes, self._dtype, DECODE_STEPS[-1])
         # One block and one slot more than the core knows of, for padding.
         self._arrays = PoolSpec(
@@ -113,11 +136,11 @@ class GpuBackend:
         self._form = _form(self._config.sharing, parts, divide=len(lanes) > 1)
         places = Places(parts, self._form)
         progress("preparing attention kernels", 0.0)
-        self._why_eager = why_no_graphs(own, getattr(torch, self._dtype), self._device)
+        self._why_eager = why_no_graphs(own, self._types, self._device)
         fused = self._fused(lanes, progress)
         if self._others is not None:
             self._others.begin(self._init)
-        rank = GpuRank(self._source, own, self._dtype, self._meeting_place)
+        rank = GpuRank(self._source, own, self._dtype, self._meeting_place, self._config.quantization)
         weights, pool = rank.load(rank.allocate(self._arrays), lambda fraction: progress("loading weights", fraction))
         self.kv_bytes = self._kv_bytes_of_all(rank.kv_bytes)
         make = self._followed(rank.runners(weights, pool, self._why_eager is not None, progress))
@@ -187,7 +210,7 @@ class GpuBackend:
         asking = {lane.name for lane in lanes if lane.fused}
         if not asking:
             return asking
-        why = self._why_eager or why_no_pod(self._source.spec, getattr(torch, self._dtype))
+        why = self._why_eager or why_no_pod(self._source.spec, self._types)
         if len(self._models) > 1:
             why = "every rank would measure, and choose, on its own"
         tell_apart(lanes, why, progress)

@@ -12,8 +12,8 @@ from tidegate.device.memory import lay_out, region_bytes
 from tidegate.device.places import Place
 from tidegate.device.pool import Pool
 from tidegate.kernels.collectives import Collectives
+from tidegate.models.linears import load, stored
 from tidegate.models.sources import ModelSource
-from tidegate.models.weights import layout
 from tidegate.node.backend import Progress
 from tidegate.node.gpu_runners import runner_maker
 from tidegate.runner.lane_runner import LaneRunner
@@ -22,9 +22,16 @@ from tidegate.runner.lane_runner import LaneRunner
 class GpuRank:
     """The current device of a thread is that thread's: whoever computes with a rank other than 0 sets it first."""
 
-    def __init__(self, source: ModelSource, spec: ModelSpec, dtype: str, meeting_place: str | None = None) -> None:
+    def __init__(
+        self,
+        source: ModelSource,
+        spec: ModelSpec,
+        dtype: str,
+        meeting_place: str | None = None,
+        quantization: str | None = None,
+    ) -> None:
         """``spec`` is of this rank's part. ``meeting_place``: a directory, where there are several ranks."""
-        self._source, self._spec, self._dtype = source, spec, dtype
+        self._source, self._spec, self._dtype, self._quantization = source, spec, dtype, quantization
         self._meeting_place = meeting_place
         self.device = torch.device("cuda", spec.shard.rank)
         self.kv_bytes = 0
@@ -33,9 +40,8 @@ class GpuRank:
 
     def allocate(self, arrays: PoolSpec) -> GpuMemory:
         """For weights, and the pool's arrays. Raises ConfigError where memory does not suffice."""
-        stored = {name: (self._dtype, shape) for name, shape in layout(self._spec).items()}
         self._arrays = arrays
-        self.regions, num_bytes = lay_out(self._spec, arrays, stored)
+        self.regions, num_bytes = lay_out(self._spec, arrays, stored(self._spec, self._quantization, self._dtype))
         self.kv_bytes = next(region_bytes(region) for region in self.regions if region.name == "kv")
         return GpuMemory(num_bytes, self._spec.shard.rank)
 
@@ -46,7 +52,7 @@ class GpuRank:
         assert self._arrays is not None
         try:
             weights, pool = memory.open_pool(self._arrays, self.regions, table)
-            self._source.load(weights, progress, self._spec.shard)
+            load(self._source, weights, progress, self._spec.shard)
             torch.cuda.synchronize(self.device)
         except torch.OutOfMemoryError as error:
             raise ConfigError(

@@ -22,6 +22,7 @@ from tidegate.kernels.choose_attention import attention_over
 from tidegate.kernels.collectives import Collectives, PeerLost
 from tidegate.kernels.cpu_attention import CpuAttention
 from tidegate.kernels.linear import Linear
+from tidegate.models.fp8_weights import kv_scales
 from tidegate.models.registry import build_model
 from tidegate.node import wire
 from tidegate.runner.runner import Runner
@@ -37,7 +38,7 @@ def build_runner(
     collectives: Collectives | None = None,
 ) -> Runner:
     """``products`` are ``models.linears.linears`` of the weights, where they have been made already."""
-    attention = attention_over(CpuAttention, spec, pool.kv, pool.table)
+    attention = attention_over(CpuAttention, spec, pool.kv, pool.table, kv_scales(spec, weights))
     model = build_model(spec, weights, attention, products, collectives)
     return Runner(model, attention, pool, spec, collectives)
 
@@ -45,11 +46,12 @@ def build_runner(
 def warm_up(
     model_spec: ModelSpec,
     weights: Mapping[str, torch.Tensor],
+    kv_dtype: str,
     products: Products | None = None,
     collectives: Collectives | None = None,
 ) -> None:
     """The first products set up threads and libraries; do them on a small pool of our own."""
-    spec = PoolSpec(num_blocks=4, block_size=16, max_num_seqs=1, max_model_len=48)
+    spec = PoolSpec(num_blocks=4, block_size=16, max_num_seqs=1, max_model_len=48, kv_dtype=kv_dtype)
     pool = Pool.allocate(model_spec, spec)
     pool.table[0] = torch.arange(spec.max_blocks_per_seq, dtype=torch.int32)
     runner = build_runner(model_spec, weights, pool, products, collectives)
@@ -106,7 +108,7 @@ class LaneProcess:
         collectives = None
         if init.model.shard.ranks > 1:
             collectives = Collectives.over_gloo(init.model.shard, str(Path(init.meeting_place) / init.lane))
-        warm_up(init.model, self._weights, self._products, collectives)
+        warm_up(init.model, self._weights, init.pool.kv_dtype, self._products, collectives)
         runner = build_runner(init.model, self._weights, self._pool, self._products, collectives)
         crowding = Crowding()
         self._mailbox.channel.send(wire.LaneUp(init.lane))

@@ -51,8 +51,8 @@ class MpsBackend(GpuBackend):
         self._daemon = daemon = MpsDaemon(gpu)
         spec, arrays, phases = self._source.spec, self._arrays, {lane.name: lane.phases for lane in lanes}
         progress("preparing attention kernels", 0.0)
-        self._why_eager = why_no_graphs(spec, getattr(torch, self._dtype), self._device)
-        rank = GpuRank(self._source, spec, self._dtype)
+        self._why_eager = why_no_graphs(spec, self._types, self._device)
+        rank = GpuRank(self._source, spec, self._dtype, quantization=self._config.quantization)
         memory = rank.allocate(arrays)
         self.kv_bytes = rank.kv_bytes
         where = table_region(rank.regions)

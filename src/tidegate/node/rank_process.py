@@ -20,6 +20,7 @@ from tidegate.base.specs import Shard
 from tidegate.device.green_contexts import SmParts
 from tidegate.device.places import FORMS, Places
 from tidegate.kernels.gpu_support import why_no_graphs
+from tidegate.kernels.step_rows import Types
 from tidegate.models.shards import divide
 from tidegate.models.sources import open_model
 from tidegate.node import wire
@@ -35,7 +36,8 @@ def follow(init: wire.RankInit, orders: Iterator[wire.ToRank], end: "End") -> No
     spec = divide(source.spec, Shard(init.rank, init.config.tensor_parallel_size))
     rank = GpuRank(source, spec, init.dtype, init.meeting_place)
     if init.graphs:
-        reason = why_no_graphs(spec, getattr(torch, init.dtype), rank.device)
+        types = Types(getattr(torch, init.dtype), getattr(torch, init.arrays.kv_dtype))
+        reason = why_no_graphs(spec, types, rank.device)
         if reason is not None:
             raise ConfigError(f"the GPUs differ: {reason}")
     weights, pool = rank.load(rank.allocate(init.arrays), lambda fraction: None)

@@ -3,6 +3,8 @@
 from pathlib import Path
 from typing import NamedTuple
 
+import torch
+
 from tidegate.base.errors import ConfigError
 from tidegate.base.specs import ModelSpec, PoolSpec
 from tidegate.node.config import EngineConfig
@@ -11,20 +13,30 @@ DEFAULT_UTILIZATION = 0.9  # of a GPU's memory
 GPU_RESERVED_BYTES = 6 << 30  # graphs, activations and workspaces of two lanes
 MPS_RESERVED_BYTES = 12 << 30  # the same and contexts, of three processes and one that is prepared beside them
 DEFAULT_KV_BYTES = 4 << 30  # where there is no GPU
+FP8_NAMES = ("fp8", "fp8_e4m3")
 MEMORY_FRACTION = 0.4  # of the free memory that KV takes at most, unless the user says how much
 
 
-def pool_of(
-    model: ModelSpec, config: EngineConfig, room_bytes: int, element_bytes: int, dtype: str, max_num_seqs: int
-) -> PoolSpec:
-    """The pool that fits into ``room_bytes`` of KV cache, of ``element_bytes`` an element.
+def kv_dtype_of(model: ModelSpec, config: EngineConfig, compute_dtype: str) -> str:
+    """torch's name of the type of the KV cache. Raises ConfigError for one that it can't have."""
+    if config.kv_cache_dtype == "auto":
+        return compute_dtype
+    if config.kv_cache_dtype not in FP8_NAMES:
+        raise ConfigError(f"unknown --kv-cache-dtype {config.kv_cache_dtype!r}; choose auto, {', '.join(FP8_NAMES)}")
+    if model.latent is not None:
+        raise ConfigError(f"--kv-cache-dtype {config.kv_cache_dtype} is not for latent vectors so far: leave it out")
+    return "float8_e4m3fn"
+
+
+def pool_of(model: ModelSpec, config: EngineConfig, room_bytes: int, kv_dtype: str, max_num_seqs: int) -> PoolSpec:
+    """The pool that fits into ``room_bytes`` of KV cache.
 
     Raises ConfigError when it can't hold the longest sequence asked for.
     """
     seqs = config.max_num_seqs if config.max_num_seqs is not None else max_num_seqs
     if seqs < 1 or config.block_size < 1:
         raise ConfigError("--max-num-seqs and --block-size must be at least 1")
-    block_bytes = model.kv_elements_per_token * element_bytes * config.block_size
+    block_bytes = _block_bytes(model, config, kv_dtype)
     num_blocks = config.num_blocks if config.num_blocks is not None else room_bytes // block_bytes
     capacity = max(0, num_blocks) * config.block_size
     max_model_len = min(model.max_len, capacity) if config.max_model_len is None else config.max_model_len
@@ -34,7 +46,11 @@ def pool_of(
             f"one sequence of {max(1, max_model_len)} tokens needs {needed / 2**20:.1f} MiB of KV cache, and there is "
             f"room for {capacity} tokens: lower --max-model-len or raise --kv-cache-memory-bytes"
         )
-    return PoolSpec(num_blocks, config.block_size, seqs, max_model_len, dtype)
+    return PoolSpec(num_blocks, config.block_size, seqs, max_model_len, kv_dtype)
+
+
+def _block_bytes(model: ModelSpec, config: EngineConfig, kv_dtype: str) -> int:
+    return model.kv_elements_per_token * int(getattr(torch, kv_dtype).itemsize) * config.block_size
 
 
 class DeviceMemory(NamedTuple):
@@ -48,15 +64,15 @@ class DeviceMemory(NamedTuple):
 def gpu_pool(
     model: ModelSpec, config: EngineConfig, memory: DeviceMemory, weight_bytes: int, dtype: str, most_seqs: int
 ) -> PoolSpec:
-    """The pool of a GPU, for ``weight_bytes`` of weights and a KV cache of the same ``dtype``.
+    """The pool of a GPU, for ``weight_bytes`` of weights, and ``dtype`` what is computed in.
 
     Raises ConfigError where memory does not suffice, saying how much is short and what to change.
     """
     if config.max_num_seqs is not None and config.max_num_seqs > most_seqs:
         raise ConfigError(f"--max-num-seqs {config.max_num_seqs} is too large: on a GPU it can be at most {most_seqs}")
-    element_bytes = {"float32": 4}.get(dtype, 2)
-    spec = pool_of(model, config, _gpu_kv_bytes(config, memory, weight_bytes, dtype), element_bytes, dtype, most_seqs)
-    block_bytes = model.kv_elements_per_token * element_bytes * config.block_size
+    kv_dtype = kv_dtype_of(model, config, dtype)
+    spec = pool_of(model, config, _gpu_kv_bytes(config, memory, weight_bytes, dtype), kv_dtype, most_seqs)
+    block_bytes = _block_bytes(model, config, kv_dtype)
     asked, left = spec.num_blocks * block_bytes, memory.free_bytes - weight_bytes - memory.reserved_bytes
     if asked > left:
         flag = "--num-gpu-blocks-override" if config.num_blocks is not None else "--kv-cache-memory-bytes"

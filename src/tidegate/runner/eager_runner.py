@@ -9,6 +9,7 @@ from tidegate.device.pool import Pool
 from tidegate.kernels.choose_attention import attention_over
 from tidegate.kernels.collectives import Collectives
 from tidegate.kernels.torch_attention import TorchAttention
+from tidegate.models.fp8_weights import kv_scales
 from tidegate.models.registry import build_model
 from tidegate.runner.lane_runner import Enqueued, Mark, mark
 from tidegate.runner.runner import Runner
@@ -35,7 +36,7 @@ class EagerRunner:
     def over(
         cls, spec: ModelSpec, weights: dict[str, torch.Tensor], pool: Pool, collectives: Collectives | None = None
     ) -> "EagerRunner":
-        attention = attention_over(TorchAttention, spec, pool.kv, pool.table)
+        attention = attention_over(TorchAttention, spec, pool.kv, pool.table, kv_scales(spec, weights))
         model = build_model(spec, weights, attention, collectives=collectives)
         return cls(Runner(model, attention, pool, spec, collectives))
 

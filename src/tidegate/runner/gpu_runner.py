@@ -10,19 +10,22 @@ from tidegate.base.batch import Batch
 from tidegate.base.specs import ModelSpec
 from tidegate.device.places import Place
 from tidegate.device.pool import Pool
+from tidegate.kernels import pod_attention
+from tidegate.kernels.choose_attention import graph_kernels
 from tidegate.kernels.collectives import Collectives
-from tidegate.kernels.flashinfer_attention import SwitchedAttention, Workspace
+from tidegate.kernels.flashinfer_attention import SwitchedAttention, Workspace, scratch_bytes
+from tidegate.kernels.fp8 import E4M3, unit_scales
 from tidegate.kernels.host_copies import to_device, to_host
-from tidegate.kernels.pod_attention import scratch_bytes
 from tidegate.kernels.pod_rule import APART, POD, HybridWork, PodRule
+from tidegate.kernels.step_rows import Types
+from tidegate.models.fp8_weights import kv_scales
 from tidegate.models.registry import build_model
 from tidegate.runner.lane_runner import Enqueued
 from tidegate.runner.sampler import Sampled, Sampler
-from tidegate.runner.shapes import MAX_SLICES, Scratch, StepShape, held_by, shape_for
+from tidegate.runner.shapes import MAX_SLICES, TOKEN_STEPS, Scratch, StepShape, held_by, shape_for
 from tidegate.runner.step_graph import Staging, StepGraph
 
 CAPTURE = threading.Lock()  # CUDA takes one capture at a time
-WORKSPACE_BYTES = 256 << 20
 
 log = logging.getLogger("tidegate.runner")
 
@@ -42,13 +45,17 @@ class GpuRunner:
         self._model = build_model(spec, weights, self._attention, collectives=collectives)
         self._collectives = collectives
         self._sampler = Sampler(pool.tokens, spec.vocab_size)
-        partial = torch.empty(WORKSPACE_BYTES, dtype=torch.uint8, device=pool.kv.device)
+        self._types = Types(weights["embed"].dtype, pool.kv.dtype)
+        scales = kv_scales(spec, weights) if pool.kv.dtype == E4M3 else unit_scales(spec.num_layers)
+        self._kernels = graph_kernels(spec, scales)
+        self._sms = torch.cuda.get_device_properties(pool.kv.device).multi_processor_count
+        self._scratch_bytes = scratch_bytes(spec, self._types, TOKEN_STEPS[-1], MAX_SLICES, self._sms)
+        partial = torch.empty(self._scratch_bytes, dtype=torch.uint8, device=pool.kv.device)
         self._workspaces = Workspace(partial), Workspace(partial)
         self._staging = Staging()
         self._memory = torch.cuda.graph_pool_handle()
         self._graphs: dict[tuple[StepShape, Place], StepGraph] = {}
         self._warm: set[StepShape] = set()  # shapes whose kernels have run, somewhere
-        self._sms = torch.cuda.get_device_properties(pool.kv.device).multi_processor_count
         self._pod_rule = pod_rule
         self._told = False  # that there is no rule, though batches ask
         self._hybrid_attention = {} if pod_rule is None else {APART: 0, POD: 0}
@@ -102,8 +109,8 @@ class GpuRunner:
         assert there is not None
         with CAPTURE, torch.cuda.stream(there):
             graph = StepGraph(
-                self._spec, self._model, self._attention, self._pool, shape, self._scratch, self._workspaces,
-                self._staging, self._may_be_pod(shape),
+                self._spec, self._model, self._attention, self._kernels, self._types, self._pool, shape, self._scratch,
+                self._workspaces, self._staging, self._may_be_pod(shape),
             )  # fmt: skip
             if shape not in self._warm:
                 if self._last is not None:
@@ -121,8 +128,8 @@ class GpuRunner:
         """Whether attention in one kernel can be faster for a batch of this shape, and its workspace suffices."""
         if self._pod_rule is None or not shape.hybrid or not self._pod_rule.may_win(*held_by(shape)):
             return False
-        needed = scratch_bytes(self._spec, shape.prefill_tokens, MAX_SLICES, shape.decodes, self._sms)
-        return sum(needed) <= WORKSPACE_BYTES
+        needed = pod_attention.scratch_bytes(self._spec, shape.prefill_tokens, MAX_SLICES, shape.decodes, self._sms)
+        return sum(needed) <= self._scratch_bytes
 
     def _form(self, batch: Batch, graph: StepGraph) -> str:
         """Of the batch's attention."""

@@ -12,11 +12,18 @@ from numpy.typing import NDArray
 
 from tidegate.base.specs import ModelSpec
 from tidegate.device.places import Place
-from tidegate.kernels.flashinfer_attention import DecodeRows, PagedRows, PrefillRows, Workspace
+from tidegate.kernels.flashinfer_attention import (
+    LEAST_SCRATCH_BYTES,
+    DecodeRows,
+    LayerCache,
+    PagedRows,
+    PrefillRows,
+    Workspace,
+)
 from tidegate.kernels.pod_attention import PodRows, scratch_bytes
 from tidegate.kernels.pod_rule import APART, AXES, POD, Axes, HybridWork, PodRule
-from tidegate.kernels.step_rows import ApartRows, Rows
-from tidegate.runner.gpu_runner import CAPTURE, WORKSPACE_BYTES
+from tidegate.kernels.step_rows import ApartRows, Rows, Types
+from tidegate.runner.gpu_runner import CAPTURE
 from tidegate.runner.shapes import MAX_SLICES, PADDING, StepShape
 
 LAYERS = 8  # in one graph: each reads KV of its own, which no cache holds yet, as in a step
@@ -67,7 +74,7 @@ def rule_for(spec: ModelSpec, kv: torch.Tensor, place: Place) -> PodRule | None:
 def _scratch_bytes(spec: ModelSpec, device: torch.device, axes: Axes) -> int:
     sms = torch.cuda.get_device_properties(device).multi_processor_count
     largest = axes.prompt_tokens[-1], MAX_SLICES, PADDING.padded_rows(axes.rows[-1])
-    return max(WORKSPACE_BYTES, sum(scratch_bytes(spec, *largest, sms)))
+    return max(LEAST_SCRATCH_BYTES, sum(scratch_bytes(spec, *largest, sms)))
 
 
 def _shape_of(work: HybridWork) -> StepShape:
@@ -81,7 +88,7 @@ class _Attention:
         self, spec: ModelSpec, kv: torch.Tensor, workspaces: tuple[Workspace, Workspace], shape: StepShape, axes: Axes
     ) -> None:
         self._shape, self._block_size, self._num_blocks = shape, kv.shape[3], kv.shape[2]
-        device, dtype = kv.device, kv.dtype
+        device, types = kv.device, Types(kv.dtype, kv.dtype)
         prompt_blocks = self._blocks(axes.start[-1] + shape.prefill_tokens)
         row_blocks = self._blocks(axes.context[-1])
         self._scattered = np.random.default_rng(0).permutation(self._num_blocks).astype(np.int32)
@@ -94,18 +101,18 @@ class _Attention:
         self._rows = PagedRows(ints(shape.decodes + 1), ints(shape.decodes * row_blocks), ints(shape.decodes))
         block_size = self._block_size
         self._prefill = PrefillRows(
-            spec, dtype, block_size, shape.prefill_tokens, workspaces[0], self._qo_indptr, self._prompts
+            spec, types, block_size, shape.prefill_tokens, workspaces[0], self._qo_indptr, self._prompts
         )
-        self._decode = DecodeRows(spec, dtype, block_size, workspaces[1], self._rows)
+        self._decode = DecodeRows(spec, types, block_size, workspaces[1], self._rows)
         self._pod = PodRows(
-            spec, dtype, block_size, shape.prefill_tokens, workspaces, self._qo_indptr, self._prompts, self._decode
+            spec, types, block_size, shape.prefill_tokens, workspaces, self._qo_indptr, self._prompts, self._decode
         )
         apart = ApartRows(shape.prefill_tokens, self._prefill, self._decode)
         self._forms: dict[str, Rows] = {APART: apart, POD: self._pod}
         tokens = shape.prefill_tokens + shape.decodes
-        self._q = torch.randn((tokens, spec.num_heads, spec.head_dim), dtype=dtype, device=device)
+        self._q = torch.randn((tokens, spec.num_heads, spec.head_dim), dtype=kv.dtype, device=device)
         self._out = {form: torch.zeros_like(self._q) for form in (APART, POD)}
-        self._caches = [(layer[0], layer[1]) for layer in kv]
+        self._caches = [LayerCache(layer[0], layer[1]) for layer in kv]
         self._host: dict[str, torch.Tensor] = {}
         self._graphs = self._capture(HybridWork(shape.prefill_tokens, 0, shape.decodes, 1))
 

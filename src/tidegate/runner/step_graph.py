@@ -15,11 +15,11 @@ from tidegate.base.batch import Batch
 from tidegate.base.specs import ModelSpec
 from tidegate.device.gpu_memory import borrowed
 from tidegate.device.pool import Pool
-from tidegate.kernels.choose_attention import graph_kernels
+from tidegate.kernels.choose_attention import GraphKernels
 from tidegate.kernels.flashinfer_attention import PagedRows, SwitchedAttention, Workspace
 from tidegate.kernels.pod_attention import PodRows
 from tidegate.kernels.pod_rule import APART, POD
-from tidegate.kernels.step_rows import ApartRows
+from tidegate.kernels.step_rows import ApartRows, Types
 from tidegate.models.registry import Model
 from tidegate.runner.shapes import MAX_SLICES, Scratch, StepShape
 
@@ -74,8 +74,9 @@ class StepGraph:
     """Not thread-safe: belongs to one lane. Made, warmed up and captured on one stream, replayed on any."""
 
     def __init__(
-        self, spec: ModelSpec, model: Model, attention: SwitchedAttention, pool: Pool, shape: StepShape,
-        scratch: Scratch, workspaces: tuple[Workspace, Workspace], staging: Staging, pod: bool = False,
+        self, spec: ModelSpec, model: Model, attention: SwitchedAttention, kernels: GraphKernels, types: Types,
+        pool: Pool, shape: StepShape, scratch: Scratch, workspaces: tuple[Workspace, Workspace], staging: Staging,
+        pod: bool = False,
     ) -> None:  # fmt: skip
         """``pod``: of a hybrid shape, with the second graph."""
         self.shape = shape
@@ -84,22 +85,22 @@ class StepGraph:
         self._layout = _Layout(shape, MAX_SLICES * per_seq, shape.decodes * per_seq)
         self._meta = torch.zeros(self._layout.size, dtype=torch.int32, device=device)
         self._staging = staging
-        block_size, dtype, kernels = pool.spec.block_size, pool.kv.dtype, graph_kernels(spec)
+        block_size = pool.spec.block_size
         self._prefill = self._decode = self._pod = None
         prompts = PagedRows(self._of("p_indptr"), self._of("p_indices"), self._of("p_last"))
         if shape.prefill_tokens:
             self._prefill = kernels.prefill_rows(
-                spec, dtype, block_size, shape.prefill_tokens, workspaces[0], self._of("qo_indptr"), prompts
+                spec, types, block_size, shape.prefill_tokens, workspaces[0], self._of("qo_indptr"), prompts
             )
         if shape.decodes:
             rows = PagedRows(self._of("d_indptr"), self._of("d_indices"), self._of("d_last"))
-            self._decode = kernels.decode_rows(spec, dtype, block_size, workspaces[1], rows)
+            self._decode = kernels.decode_rows(spec, types, block_size, workspaces[1], rows)
         places, apart = self._of("places"), ApartRows(shape.prefill_tokens, self._prefill, self._decode)
         self.forms = {APART: _Recorded(kernels.attention(pool.kv, places, apart))}
         if pod:
             assert self._decode is not None
             self._pod = PodRows(
-                spec, dtype, block_size, shape.prefill_tokens, workspaces, self._of("qo_indptr"), prompts, self._decode
+                spec, types, block_size, shape.prefill_tokens, workspaces, self._of("qo_indptr"), prompts, self._decode
             )
             self.forms[POD] = _Recorded(kernels.attention(pool.kv, places, self._pod))
         self._loaded = self.forms[APART]
