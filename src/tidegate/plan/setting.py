@@ -153,7 +153,7 @@ def rescaled(measured: LatencyModel, of: LatencyModel, to: LatencyModel) -> Late
 
 
 def _rescaled(costs: Costs, of: Costs, to: Costs) -> Costs:
-    """What a roofline does not know, the costs of a decode row and of both kinds in a batch, goes as decode's reading."""
+    """A decode row's own cost and that of both kinds in a batch, which no roofline knows, go as decode's reading."""
     reading = to.context_s / of.context_s
     dense = zip(costs.tokens, costs.dense_s, strict=True)
     return msgspec.structs.replace(
