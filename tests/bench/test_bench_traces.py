@@ -1,14 +1,20 @@
-"""Traces are read in their three formats, in order of time, and refused with the line that is wrong."""
+"""Traces are read in their formats, in order of time, and refused with the line that is wrong."""
 
 from itertools import islice
 
 import pytest
 
+from tidegate.base.batch import BatchResult
 from tidegate.base.errors import ConfigError
+from tidegate.base.events import Aborted, Arrived, BatchDone, LaneReady, Launch
+from tidegate.base.request import RequestSpec
 from tidegate.bench.payload import Payloads
 from tidegate.bench.plan import Amount, mean_rate, replayed_requests
 from tidegate.bench.traces import load_trace
 from tidegate.bench.workloads import Request
+from tidegate.core.config import CoreConfig
+from tidegate.core.core import Core
+from tidegate.core.record import Recorder
 
 AZURE = """TIMESTAMP,ContextTokens,GeneratedTokens
 2023-11-16 18:15:46.6805900,374,44
@@ -49,6 +55,32 @@ def test_plain_lengths_with_or_without_a_header(write, text):
     trace = load_trace(write(text))
     assert not trace.timed
     assert trace.recorded == [Request(3, 4), Request(50, 6)]
+
+
+def record(path, requests):
+    """Runs them through a core of which everything is recorded, one after another; "gone" is aborted at once."""
+    core = Core(CoreConfig(32, 4, 4, 64, vocab_size=10, max_num_batched_tokens=64, mode="chunked"))
+    with path.open("wb") as file:
+        on_event = Recorder(core, file).on_event
+        on_event(LaneReady("D"), 0.0)
+        for at_s, name, prompt, output in requests:
+            actions = on_event(Arrived(RequestSpec(name, [1] * prompt, output)), at_s)
+            if name == "gone":
+                on_event(Aborted(name), at_s)
+            while batch := next((action.batch for action in actions if isinstance(action, Launch)), None):
+                result = BatchResult(batch.id, [2] * batch.num_sampled, None, 0.001)
+                actions = on_event(BatchDone("D", result), at_s + 0.001)
+
+
+def test_what_a_server_recorded_is_a_trace_of_the_requests_that_got_tokens(tmp_path):
+    path = tmp_path / "events.log"
+    record(path, [(10.0, "a", 5, 3), (10.5, "b", 8, 1), (10.7, "gone", 9, 4), (11.0, "c", 3, 6)])
+    trace = load_trace(path)
+    assert trace.timed
+    assert trace.recorded == [Request(5, 3, 0.0), Request(8, 1, 0.5), Request(3, 6, 1.0)]
+    record(path, [(10.0, "gone", 5, 3)])
+    with pytest.raises(ConfigError, match="No request in the log"):
+        load_trace(path)
 
 
 @pytest.mark.parametrize(

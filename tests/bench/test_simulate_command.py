@@ -7,7 +7,7 @@ import pytest
 
 from tidegate.bench.simulate import search_goodput
 from tidegate.cli import main
-from tidegate.slo.latency import Costs, LatencyModel, rough
+from tidegate.slo.latency import Costs, LatencyModel, Padding, rough
 
 LOAD = ["--rate", "4", "--num-requests", "40", "--slo", "ttft=1s,tpot=50ms"]
 
@@ -102,6 +102,17 @@ def test_several_engines_take_a_load_that_one_can_not(capsys):
     arguments = ["--truth", "rough:3000", "--rate", "5", "--num-requests", "60", "--slo", "ttft=3s,tpot=1s"]
     one, four = (answer(capsys, *arguments, "--engines", n)["results"][0]["outcome"] for n in ("1", "4"))
     assert one["attainment"] < 0.7 < 0.9 < four["attainment"]
+
+
+def test_chunks_leave_room_for_what_the_device_pads(tmp_path, capsys):
+    """As a server does: a budget of 256 with decodes in it is padded to 256 tokens, and not to 512."""
+    padded = Costs((256, 512), (0.01, 10.0), 0.0, 0.0, 0.0, Padding((256, 512), rows=16))
+    path = tmp_path / "padded.json"
+    path.write_bytes(msgspec.json.encode(LatencyModel(padded)))
+    setting = ["--mode", "chunked", "--max-num-batched-tokens", "256", "--slice-ms", "1000"]
+    load = ["--rate", "3", "--num-requests", "40", "--prompt-tokens", "2000", "--output-tokens", "50"]
+    (result,) = answer(capsys, "--truth", str(path), *load, *setting)["results"]
+    assert result["outcome"]["tpot"]["p99"] == pytest.approx(0.01)
 
 
 @pytest.mark.parametrize(

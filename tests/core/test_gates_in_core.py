@@ -4,7 +4,7 @@ import pytest
 from test_core_properties import SLO, VOCAB, build, check_invariants, seconds
 
 from tidegate.base.errors import ConfigError
-from tidegate.base.events import Arrived, LaneReady, Launch, Resize, Tuned
+from tidegate.base.events import Arrived, LaneReady, Launch, ModeSet, Resize, Tuned
 from tidegate.base.request import RequestSpec
 from tidegate.policy.modes import MODES
 from tidegate.sim.device import expected_tokens
@@ -41,6 +41,32 @@ def test_a_gate_can_be_changed_while_serving_and_begins_at_the_share_asked_for(g
     assert core.stats().gate == gate and core.gate.shares["P"] == 0.75
     with pytest.raises(ConfigError, match="not auto"):
         core.on_event(Tuned(gate="auto"), 0.2)
+
+
+def test_settings_are_held_to_the_mode_in_force_or_to_come_and_a_gate_is_kept_for_its_mode():
+    core, _ = build("auto")
+    for lane in ("P", "D"):
+        core.on_event(LaneReady(lane), 0.0)
+    with pytest.raises(ConfigError, match="mode auto knows --gate auto, not drift"):
+        core.on_event(Tuned(gate="drift"), 0.1)
+    core.on_event(ModeSet("semi"), 0.2)
+    core.on_event(Tuned(gate="drift"), 0.3)
+    assert core.stats().gate == "drift"
+    core.on_event(ModeSet("auto"), 0.4)
+    core.on_event(Tuned(tpot_s=0.03), 0.5)
+    assert core.stats().gate == "auto"
+    core.on_event(ModeSet("semi"), 0.6)
+    assert core.stats().gate == "drift"
+
+
+def test_settings_given_while_a_mode_waits_for_its_lane_are_for_that_mode():
+    core, _ = build("chunked")
+    core.on_event(LaneReady("D"), 0.0)
+    core.on_event(ModeSet("semi"), 0.1)
+    core.on_event(Tuned(gate="drift"), 0.2)
+    assert core.stats().mode == "chunked"
+    core.on_event(LaneReady("P"), 0.3)
+    assert core.stats().mode == "semi" and core.stats().gate == "drift"
 
 
 @pytest.mark.parametrize("gate", ["semi-pd", "drift"])

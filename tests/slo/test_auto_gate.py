@@ -152,7 +152,16 @@ BASE = MEAN.tpot_s * AutoGate.MARGIN
 
 def test_spare_time_is_left_alone_while_prompts_are_in_time_without_it():
     gate = AutoGate(LIMITS, MEAN, Belief(slowed(3.0)))
-    assert limit(gate, load(prompts=[(2000, 0.5)], spares_s=[0.3, 0.3])) == pytest.approx(BASE)
+    assert limit(gate, load(prompts=[(2000, 0.5)], spares_s=[0.15, 0.15])) == pytest.approx(BASE)
+
+
+def test_of_much_spare_time_a_small_part_a_step_is_spent_unasked():
+    """Others may come, who will need what is prefilled now to be out of their way."""
+    gate = AutoGate(LIMITS, MEAN, Belief(slowed(3.0)))
+    given_s = limit(gate, load(prompts=[(2000, 0.5)], spares_s=[0.3, 0.3]))
+    assert BASE < given_s == pytest.approx(0.3 / AutoGate.BANKED)
+    most = limit(gate, load(prompts=[(2000, 0.5)], spares_s=[9.0, 9.0]))
+    assert most == pytest.approx(AutoGate.LONGEST * BASE)
 
 
 def test_spare_time_is_left_alone_where_it_would_save_nobody():

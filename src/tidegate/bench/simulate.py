@@ -201,6 +201,7 @@ def _config(
         min_slice_tokens=arguments.min_slice_tokens,
         slice_quantum_tokens=arguments.slice_quantum_tokens,
         max_slices=arguments.max_slices,
+        padding=belief.whole.padding,
         prefill_tokens_per_s=prefill_tokens / belief.whole.dense(prefill_tokens),
     )
 

@@ -3,6 +3,7 @@
 Azure's LLM inference traces   CSV with the columns TIMESTAMP, ContextTokens, GeneratedTokens
 Mooncake's traces              JSON lines with timestamp (ms), input_length, output_length, hash_ids
 plain lengths                  CSV lines "input,output", with or without a header
+Tidegate's own                 what `tidegate serve --record` wrote
 """
 
 from collections.abc import Callable, Iterator
@@ -15,6 +16,7 @@ import msgspec
 
 from tidegate.base.errors import ConfigError
 from tidegate.bench.workloads import BLOCK_TOKENS, Request
+from tidegate.core.record import asked_in, is_log
 
 
 class Trace(NamedTuple):
@@ -49,8 +51,13 @@ _MOONCAKE = msgspec.json.Decoder(_MooncakeRow)
 
 
 def load_trace(path: Path) -> Trace:
-    """Raises ConfigError, naming the line, for a file that is of none of the three formats."""
+    """Raises ConfigError, naming the line, for a file that is of none of these formats."""
     try:
+        if is_log(path):
+            served = [Request(asked.prompt_tokens, asked.output_tokens, asked.arrived_s) for asked in asked_in(path)]
+            if not served:
+                raise ConfigError(f"No request in the log {path} got any tokens.")
+            return Trace(_from_zero(served), timed=True)
         lines = path.read_text().splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"The workload {path} can't be read: {error}.") from None

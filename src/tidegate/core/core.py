@@ -339,8 +339,10 @@ class Core:
 
     def _tuned(self, event: Tuned) -> None:
         """Raises ConfigError, and leaves everything as it was, if the settings do not go together."""
-        config = tuned(self.config, event)
-        config.validate()
+        config, mode = tuned(self.config, event), self._target or self.mode
+        # A gate that was asked for earlier may be another mode's, and waits until that is in force again.
+        gate = config.gate if event.gate is not None or config.gate in mode.gates else None
+        msgspec.structs.replace(config, mode=mode.name, gate=gate).validate()
         self._guidance.follow(config, self.mode)
         reordered, self.config = config.order != self.config.order, config
         if reordered:

@@ -1,16 +1,18 @@
 """A log of a core's life: its configuration, then every event with its time and the actions it gave.
 
-Replaying the log in a fresh core must give the same actions; that is how a bug seen while serving becomes a test.
+Replaying the log in a fresh core must give the same actions; that is how a bug seen while serving becomes a test. Its
+requests are a workload, to be sent again or simulated (``bench.traces``).
 """
 
 import struct
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, NamedTuple
 
 import msgspec
 
-from tidegate.base.events import Action, Event
+from tidegate.base.events import Action, Arrived, Emit, Event
 from tidegate.core.config import CoreConfig
 from tidegate.core.core import Core
 
@@ -60,6 +62,39 @@ def replay(path: Path) -> int:
         if msgspec.msgpack.encode(actions) != msgspec.msgpack.encode(entry.actions):
             raise ValueError(f"event {count} ({type(entry.event).__name__}) gave other actions than were recorded")
     return count
+
+
+def is_log(path: Path) -> bool:
+    """Whether a file begins as a log does: with a whole frame that holds a configuration."""
+    try:
+        msgspec.msgpack.decode(next(_frames(path)), type=CoreConfig)
+    except (StopIteration, msgspec.MsgspecError, UnicodeDecodeError):
+        return False
+    return True
+
+
+class Asked(NamedTuple):
+    """A request as it was recorded."""
+
+    arrived_s: float
+    prompt_tokens: int
+    output_tokens: int  # that it got
+
+
+def asked_in(path: Path) -> list[Asked]:
+    """The requests of a log that got any tokens, in order of arrival."""
+    arrived: dict[str, Arrived] = {}
+    times: dict[str, float] = {}
+    tokens: Counter[str] = Counter()
+    for entry in read_log(path)[1]:
+        if isinstance(entry.event, Arrived):
+            name = entry.event.request.id
+            arrived[name], times[name] = entry.event, entry.now
+        for action in entry.actions:
+            for output in action.outputs if isinstance(action, Emit) else ():
+                tokens[output.id] += len(output.tokens)
+    served = ((name, event.request) for name, event in arrived.items() if tokens[name])
+    return [Asked(times[name], len(request.prompt), tokens[name]) for name, request in served]
 
 
 def _frames(path: Path) -> Iterator[bytes]:

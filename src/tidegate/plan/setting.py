@@ -131,6 +131,7 @@ class Setting:
             min_slice_tokens=128 if self.device.is_gpu else 32,
             slice_quantum_tokens=64 if self.device.is_gpu else 16,
             max_slices=16,
+            padding=latency.whole.padding,
             prefill_tokens_per_s=full / latency.whole.dense(full),
         )
 
@@ -152,11 +153,15 @@ def rescaled(measured: LatencyModel, of: LatencyModel, to: LatencyModel) -> Late
 
 
 def _rescaled(costs: Costs, of: Costs, to: Costs) -> Costs:
+    """A decode row's own cost and that of both kinds in a batch, which no roofline knows, go as decode's reading."""
+    reading = to.context_s / of.context_s
     dense = zip(costs.tokens, costs.dense_s, strict=True)
     return msgspec.structs.replace(
         costs,
         dense_s=tuple(seconds * to.dense(tokens) / of.dense(tokens) for tokens, seconds in dense),
         pair_s=costs.pair_s * to.pair_s / of.pair_s,
         reused_s=costs.reused_s * to.reused_s / of.reused_s,
-        context_s=costs.context_s * to.context_s / of.context_s,
+        context_s=costs.context_s * reading,
+        row_s=costs.row_s * reading,
+        hybrid_s=costs.hybrid_s * reading,
     )
