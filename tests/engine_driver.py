@@ -5,6 +5,7 @@ import itertools
 import os
 import random
 import signal
+from collections import Counter
 from collections.abc import Coroutine, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -35,6 +36,8 @@ class EngineDriver:
     def __init__(self, config: EngineConfig) -> None:
         self._runner = asyncio.Runner()
         self.received = 0  # outputs so far
+        self._doomed: tuple[str, int] | None = None  # a lane to kill, and at which output
+        self._kills: Counter[str] = Counter()
         self.engine: EngineProcess = self._runner.run(start_engine(config))
 
     def __enter__(self) -> "EngineDriver":
@@ -57,17 +60,27 @@ class EngineDriver:
         outputs = []
         async for output in self.engine.submit(spec):
             outputs.append(output)
-            self.received += 1
+            self._output()
         ends = [output.finish for output in outputs if output.finish is not None]
         assert len(ends) == 1, "exactly one terminal output"
         return Answer([token for output in outputs for token in output.tokens], ends[0], outputs)
 
     async def kill_lane(self, lane: str, after_outputs: int) -> None:
-        """Kills a lane's process once so many more outputs have come; for ``meanwhile``."""
-        start = self.received
-        while self.received < start + after_outputs:
-            await asyncio.sleep(0.001)
-        os.kill(self.engine.info.lane_pids[lane], signal.SIGKILL)
+        """Kills a lane's process at the output that is so many further on; for ``meanwhile``."""
+        self._doomed = lane, self.received + after_outputs
+
+    def _output(self) -> None:
+        self.received += 1
+        if self._doomed is not None and self.received >= self._doomed[1]:
+            lane, self._doomed = self._doomed[0], None
+            os.kill(self.engine.info.lane_pids[lane], signal.SIGKILL)
+            self._kills[lane] += 1
+
+    async def _lanes_back(self) -> None:
+        """Waits until every lane that was killed has been started again."""
+        for lane, kills in self._kills.items():
+            while (await self.engine.stats()).lanes[lane].restarts < kills:
+                await asyncio.sleep(0.01)
 
     def answers(
         self,
@@ -79,7 +92,9 @@ class EngineDriver:
         async def work() -> list[Answer]:
             side = asyncio.create_task(meanwhile) if meanwhile else None
             try:
-                return await asyncio.gather(*(self.answer(spec) for spec in specs))
+                answers = await asyncio.gather(*(self.answer(spec) for spec in specs))
+                await asyncio.wait_for(self._lanes_back(), 30)
+                return answers
             finally:
                 if side is not None:
                     if side.done():
