@@ -14,11 +14,12 @@ Overlap: seconds in which both lanes ran, relative to those in which any did.
 
 import argparse
 import json
+import math
 import subprocess
 import sys
 import tempfile
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -32,23 +33,6 @@ from tidegate.sim.predicted import BESIDE
 from tidegate.slo.goodput import GOODPUT_ATTAINMENT, goodput
 from tidegate.slo.latency_file import read_latency_model
 
-LOADS = {
-    "conv": "conv",
-    "code": "code",
-    "chat": "chat",
-    "long": "long",
-    "shifting": "conv@30x20,code@30x14,long@30x2.4,chat@30x42",
-}
-SLOS = {  # metric of the limit on TPOT, limits
-    "conv": [("tpot", 25), ("gap", 25), ("gap", 15)],
-    "code": [("tpot", 25), ("gap", 25)],
-    "chat": [("tpot", 25), ("gap", 25)],
-    "long": [("tpot", 25), ("gap", 50)],
-    "shifting": [("tpot", 25), ("gap", 25)],
-}
-TTFT_MS = 500
-FIRST_RATES = {"conv": 20.0, "code": 14.0, "chat": 42.0, "long": 2.4, "shifting": 16.0}
-CHUNKS = (512, 768, 1024, 1536, 2048, 384, 256, 128)
 WHOLE_CHUNK_MS = 1e6  # for slices: so long that a chunk's size alone binds
 CUT_OFF = 0.9  # of the best static goodput so far, that a setting must attain to be searched
 LEAST_SECONDS = 30.0  # of arrivals, simulated: several times as long as an answer
@@ -57,32 +41,90 @@ LIVE_STEP, LIVE_PRECISION = 1.1, 0.05
 BEHIND = 0.97
 
 
-@dataclass(frozen=True)
-class Case:
-    load: str
+class Usual(NamedTuple):
+    """What an engine is started with, and has where no chunk binds."""
+
+    tokens: int  # of a batch at most
+    slice_ms: float
+
+
+class Limit(NamedTuple):
+    """An SLO. ``metric``: what the limit on TPOT is for."""
+
+    ttft_ms: int
     metric: str
     tpot_ms: int
 
+    def __str__(self) -> str:
+        return f"TTFT ≤ {self.ttft_ms} ms, {'every gap' if self.metric == 'gap' else 'mean'} ≤ {self.tpot_ms} ms"
+
+
+class Load(NamedTuple):
+    workload: str
+    first_rate: float  # tried; requests per second
+    limits: tuple[Limit, ...]
+
+
+class Scale(NamedTuple):
+    """Of a device. ``flags``: of one that is simulated with no server to ask."""
+
+    loads: dict[str, Load]
+    chunks: tuple[int, ...]
+    usual: Usual
+    flags: tuple[Any, ...] = ()
+
+
+MEAN_25, GAP_25, GAP_15, GAP_50 = Limit(500, "tpot", 25), *(Limit(500, "gap", ms) for ms in (25, 15, 50))
+CPU_TIGHT, CPU_LOOSE = Limit(1000, "tpot", 40), Limit(2000, "tpot", 100)
+SCALES = {
+    "gpu": Scale(
+        {
+            "conv": Load("conv", 20.0, (MEAN_25, GAP_25, GAP_15)),
+            "code": Load("code", 14.0, (MEAN_25, GAP_25)),
+            "chat": Load("chat", 42.0, (MEAN_25, GAP_25)),
+            "long": Load("long", 2.4, (MEAN_25, GAP_50)),
+            "shifting": Load("conv@30x20,code@30x14,long@30x2.4,chat@30x42", 16.0, (MEAN_25, GAP_25)),
+        },
+        chunks=(512, 768, 1024, 1536, 2048, 384, 256, 128),
+        usual=Usual(8192, 30.0),
+    ),
+    "cpu": Scale(
+        {
+            "chat": Load("chat", 1.5, (CPU_TIGHT, CPU_LOOSE)),
+            "shifting": Load("chat@60x1.6,conv@60x0.5", 1.0, (CPU_LOOSE,)),
+        },
+        chunks=(128, 256, 512, 1024, 2048, 64, 32),
+        usual=Usual(2048, 200.0),
+        flags=(
+            "--max-num-seqs", 64, "--max-model-len", 8192, "--num-gpu-blocks-override", 5825,
+            "--max-prefill-tokens", 1 << 20, "--max-slices", 1 << 20,
+            "--min-slice-tokens", 32, "--slice-quantum-tokens", 16,
+        ),
+    ),
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Case:
+    load: str
+    workload: str
+    first_rate: float
+    limit: Limit
+
     @property
     def slo(self) -> str:
-        return f"ttft={TTFT_MS}ms,tpot={self.tpot_ms}ms"
+        return f"ttft={self.limit.ttft_ms}ms,tpot={self.limit.tpot_ms}ms"
 
     @property
     def period_s(self) -> float:
         """Of a load that shifts; 0 for others."""
-        workload = find_workload(LOADS[self.load])
+        workload = find_workload(self.workload)
         return (workload.period_s or 0.0) if isinstance(workload, Schedule) else 0.0
 
     def seconds(self, requests: int, rate: float) -> float:
-        """Of arrivals: so many requests or more, and every step of a load that shifts."""
-        return max(requests / rate, LEAST_SECONDS, self.period_s)
-
-
-class Usual(NamedTuple):
-    """What an engine is started with, and has where no chunk binds."""
-
-    tokens: int = 8192  # of a batch at most
-    slice_ms: float = 30.0
+        """Of arrivals: so many requests or more, in whole turns of a load that shifts."""
+        least = max(requests / rate, LEAST_SECONDS)
+        return math.ceil(least / self.period_s) * self.period_s if self.period_s else least
 
 
 @dataclass(frozen=True)
@@ -121,13 +163,16 @@ def tidegate(*arguments: Any) -> str:
 class Simulator:
     """``device``: flags that say what is simulated, besides the latency model."""
 
-    def __init__(self, truth: str, requests: int, noise: float, seed: int, usual: Usual, device: list[Any]) -> None:
-        self._truth, self._requests, self._usual = truth, requests, usual
+    def __init__(
+        self, truth: str, requests: int, noise: float, seed: int, chunks: Sequence[int], usual: Usual,
+        device: Sequence[Any],
+    ) -> None:  # fmt: skip
+        self._truth, self._requests, self._chunks, self._usual = truth, requests, chunks, usual
         self._device = ["--truth", truth, "--noise", noise, "--seed", seed, *device]
 
     def statics(self) -> list[Setting]:
         shares = [division.share for division in read_latency_model(self._truth).divisions]
-        chunked = (Setting("chunked", chunk) for chunk in CHUNKS)
+        chunked = (Setting("chunked", chunk) for chunk in self._chunks)
         return [*chunked, Setting("prefill-first"), *(Setting("semi", share=round(share, 3)) for share in shares)]
 
     def compare(self, case: Case) -> list[Result]:
@@ -135,11 +180,11 @@ class Simulator:
         statics: list[Result] = []
         for setting in self.statics():
             best = max((result.goodput for result in statics), default=0.0)
-            least = CUT_OFF * best or HOPELESS * FIRST_RATES[case.load]
+            least = CUT_OFF * best or HOPELESS * case.first_rate
             if self._run(case, setting, least).outcome.attainment >= GOODPUT_ATTAINMENT:
-                statics.append(self._search(case, setting, best or FIRST_RATES[case.load]))
+                statics.append(self._search(case, setting, best or case.first_rate))
         statics.sort(key=lambda result: result.goodput, reverse=True)
-        start = statics[0].goodput if statics else FIRST_RATES[case.load]
+        start = statics[0].goodput if statics else case.first_rate
         return [self._search(case, Setting("auto"), start), *statics]
 
     def _search(self, case: Case, setting: Setting, start: float) -> Result:
@@ -148,8 +193,8 @@ class Simulator:
         return Result(setting, found.goodput or 0.0, spent.get(BESIDE, 0.0), spent, found.outcome.moves)
 
     def _run(self, case: Case, setting: Setting, rate: float, *more: str) -> simulate.Result:
-        load = ["--workload", LOADS[case.load], "--rate", rate, "--seconds", case.seconds(self._requests, rate)]
-        slo = ["--slo", case.slo, "--slo-metric", case.metric]
+        load = ["--workload", case.workload, "--rate", rate, "--seconds", case.seconds(self._requests, rate)]
+        slo = ["--slo", case.slo, "--slo-metric", case.limit.metric]
         flags = setting.flags(self._usual)
         given = ["simulate", *self._device, *load, *slo, *flags, *more]
         (result,) = simulate.simulated(parser().parse_args([str(argument) for argument in given]))
@@ -183,7 +228,7 @@ class Server:
         """A short search around the simulated goodput."""
         setting = simulated.setting
         self.set(case, setting)
-        start = simulated.goodput or FIRST_RATES[case.load]
+        start = simulated.goodput or case.first_rate
         search = Search(start, precision=LIVE_PRECISION, lowest=start / 4, highest=start * 4, step=LIVE_STEP)
         points: list[tuple[float, float]] = []
         readings = {}
@@ -209,7 +254,7 @@ class Server:
     def set(self, case: Case, setting: Setting) -> None:
         tokens, slice_ms = setting.limits(self.usual)
         limits = {"max_num_batched_tokens": tokens, "slice_ms": slice_ms}
-        slo = {"order": "slack", "slo": case.slo, "slo_metric": case.metric}
+        slo = {"order": "slack", "slo": case.slo, "slo_metric": case.limit.metric}
         self._post("/admin/mode", {"mode": setting.mode})
         self._post("/admin/settings", limits | slo)
         if setting.share is not None:
@@ -217,10 +262,10 @@ class Server:
 
     def _attained(self, case: Case, rate: float) -> float:
         seconds = max(self._seconds, case.period_s)
-        load = ["--workload", LOADS[case.load], "--rate", rate, "--seconds", seconds]
+        load = ["--workload", case.workload, "--rate", rate, "--seconds", seconds]
         with tempfile.TemporaryDirectory() as folder:
             saved = Path(folder) / "run.json"
-            slo = ["--slo", case.slo, "--slo-metric", case.metric]
+            slo = ["--slo", case.slo, "--slo-metric", case.limit.metric]
             tidegate("bench", "serve", "--url", self._url, *load, *slo, "--save", saved)
             attained: float = json.loads(saved.read_text())["runs"][0]["attainments"][0]["attainment"]
         return attained
@@ -235,36 +280,37 @@ class Server:
 
 
 HEAD = (
-    "| load | limit on TPOT | auto | best static | ratio | next static | auto's {spent} | overlap: auto / static |"
+    "| load | SLO | auto | best static | ratio | next static | auto's {spent} | overlap: auto / static |"
     " moves |\n|---|---|---|---|---|---|---|---|---|"
 )
 
 
 def row(case: Case, results: list[Result]) -> str:
     auto, *statics = results
-    metric = "every gap" if case.metric == "gap" else "mean"
     best = statics[0] if statics else Result(Setting("none"), 0.0, 0.0, {}, 0)
     ratio = auto.goodput / best.goodput if best.goodput else float("inf")
     told = f"**{ratio:.2f}**" if ratio < BEHIND else f"{ratio:.2f}"
     after = f"{statics[1].setting}: {statics[1].goodput:.2f}" if len(statics) > 1 else "far behind"
     spent = ", ".join(f"{name} {share:.0%}" for name, share in sorted(auto.spent.items(), key=lambda pair: -pair[1]))
     cells = (
-        case.load, f"{metric} ≤ {case.tpot_ms} ms", f"{auto.goodput:.2f}", f"{best.setting}: {best.goodput:.2f}", told,
+        case.load, case.limit, f"{auto.goodput:.2f}", f"{best.setting}: {best.goodput:.2f}", told,
         after, spent, f"{auto.overlap:.0%} / {best.overlap:.0%}", auto.moves,
     )  # fmt: skip
     return "| " + " | ".join(map(str, cells)) + " |"
 
 
-def cases(loads: str) -> Iterator[Case]:
-    for load in loads.split(","):
-        for metric, tpot_ms in SLOS[load]:
-            yield Case(load, metric, tpot_ms)
+def cases(scale: Scale, names: Iterable[str]) -> Iterator[Case]:
+    for name in names:
+        load = scale.loads[name]
+        for limit in load.limits:
+            yield Case(name, load.workload, load.first_rate, limit)
 
 
 def main() -> None:
     own = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     own.add_argument("--truth", required=True, help="a latency model's file")
-    own.add_argument("--loads", default=",".join(LOADS), help=f"of {', '.join(LOADS)} (default: all)")
+    own.add_argument("--scale", choices=SCALES, default="gpu", help="of loads, SLOs and chunks (default: gpu)")
+    own.add_argument("--loads", help="of the scale's, as conv,code (default: all)")
     own.add_argument("--requests", type=int, default=600, help="of a simulation, in no less than 30 s (default: 600)")
     own.add_argument("--noise", type=float, default=0.03, help="of a batch's time, simulated (default: 0.03)")
     own.add_argument("--seed", type=int, default=0)
@@ -274,11 +320,14 @@ def main() -> None:
     own.add_argument("--seconds", type=float, default=30.0, help="of arrivals at each live rate (default: 30)")
     arguments = own.parse_args()
     server = Server(arguments.url, arguments.admin_key, arguments.seconds, arguments.rates) if arguments.url else None
-    usual, device = (server.usual, server.device()) if server else (Usual(), [])
-    simulator = Simulator(arguments.truth, arguments.requests, arguments.noise, arguments.seed, usual, device)
+    scale = SCALES[arguments.scale]
+    usual, device = (server.usual, server.device()) if server else (scale.usual, scale.flags)
+    simulator = Simulator(
+        arguments.truth, arguments.requests, arguments.noise, arguments.seed, scale.chunks, usual, device
+    )
     print("Simulated:\n\n" + HEAD.format(spent="time"), flush=True)
     simulated = {}
-    for case in cases(arguments.loads):
+    for case in cases(scale, arguments.loads.split(",") if arguments.loads else scale.loads):
         simulated[case] = simulator.compare(case)
         print(row(case, simulated[case]), flush=True)
     if server is None:
