@@ -139,6 +139,34 @@ def test_steps_of_padded_sizes_keep_the_mean_by_turns():
     assert sum(seconds) / 200 == pytest.approx(0.0165 * AutoGate.MARGIN, rel=0.02)
 
 
+def test_where_the_least_chunk_takes_too_long_steps_without_one_make_up_for_it():
+    """Decode alone takes 8 ms, with the least chunk 20 ms, and the mean may be 14 ms: every other step has one."""
+    whole = Costs((32, 64, 4096), (0.006, 0.018, 0.8), 0.0, 0.0, 1e-7)
+    gate = AutoGate(LIMITS, replace(MEAN, tpot_s=0.014 / AutoGate.MARGIN), Belief(LatencyModel(whole)))
+    taken = []
+    for _ in range(200):
+        loaded = load(rows=20, context=1000, prompts=LONG)
+        taken.append(chunk(gate, loaded))
+        step = loaded.decode.and_slice(0, taken[-1])
+        gate.observe(Observation("D", 1.0, False, step, whole.seconds(step)))
+    assert set(taken) == {0, LIMITS.min_slice_tokens}
+    alone, least = whole.seconds(loaded.decode), whole.seconds(loaded.decode.and_slice(0, LIMITS.min_slice_tokens))
+    part = (0.014 - alone) / (least - alone)
+    assert taken.count(0) == pytest.approx(200 * (1 - part), rel=0.1)
+
+
+def test_prefill_goes_on_also_where_a_step_with_the_least_chunk_is_longer_than_short_ones_can_make_up_for():
+    whole = Costs((32, 64, 4096), (0.006, 0.5, 9.0), 0.0, 0.0, 1e-7)
+    gate = AutoGate(LIMITS, MEAN, Belief(LatencyModel(whole)))
+    taken = []
+    for _ in range(100):
+        loaded = load(rows=20, context=1000, prompts=LONG)
+        taken.append(chunk(gate, loaded))
+        step = loaded.decode.and_slice(0, taken[-1])
+        gate.observe(Observation("D", 1.0, False, step, whole.seconds(step)))
+    assert 0 in taken and LIMITS.min_slice_tokens in taken
+
+
 # ---- spare time
 
 

@@ -28,6 +28,7 @@ class Option(NamedTuple):
     tokens_per_s: float
     tokens: int = 0  # of prompts, in the step (fused)
     seconds: float = 0.0  # that it may take (fused)
+    rests: bool = False  # decode alone this time: shorter steps make up for longer ones (fused)
 
 
 class Pace(NamedTuple):
@@ -130,6 +131,8 @@ class AutoGate(Gate):
         if best.division is not None or load.other_busy:
             # From side by side to fused decode goes on alone until the slice in flight is done.
             return self._chose("decode beside prefill", Allowance(0))
+        if best.rests:
+            return self._chose("decode", Allowance(0))
         # However late decode is, prefill goes on: with the least chunk.
         least = self.limits.min_slice_tokens
         if whole.padding.tokens:
@@ -196,18 +199,27 @@ class AutoGate(Gate):
 
     def _averaging(self, load: Load, mean: float) -> Option:
         """The same, of steps that take so long on average."""
-        mix = average(self._chunks(load), mean)
+        usual, chunks = self._fused(load, mean), self._chunks(load)
+        if not self.model.whole.padding.tokens and usual.tokens >= self.limits.min_slice_tokens:
+            return usual
+        mix = average(chunks, mean)
         if mix is None or not mix.long.tokens:
-            return self._fused(load, mean)
-        if mix.long.seconds <= mean + self._saved_s:
-            return Option(None, mix.tokens_per_s, mix.long.tokens, mean + self._saved_s)
-        return Option(None, mix.tokens_per_s, mix.short.tokens, mean)
+            return usual
+        # The most that short steps can save has to do: prefill must go on.
+        if mix.long.seconds <= mean + self._saved_s or self._saved_s >= self.SAVED * self.slo.tpot_s * self.MARGIN:
+            return Option(None, mix.tokens_per_s, mix.long.tokens, max(mix.long.seconds, mean + self._saved_s))
+        return Option(None, mix.tokens_per_s, mix.short.tokens, mean, rests=not mix.short.tokens)
 
     def _chunks(self, load: Load) -> list[Chunk]:
-        """Decode alone and, where the device pads, each size of step; as if the first prompt went on for ever."""
-        whole, factor = self.model.whole, self.belief.factor("hybrid")
+        """Decode alone and each size of step, or where the device does not pad, the least chunk; as if the first prompt
+        went on for ever."""
+        whole, factor, start = self.model.whole, self.belief.factor("hybrid"), load.prompts[0].start
         alone = Chunk(whole.seconds(load.decode) * self.belief.factor("decode"), 0)
-        sizes = whole.chunks(load.decode, load.prompts[0].start, self._most_new(load))
+        if whole.padding.tokens:
+            sizes = whole.chunks(load.decode, start, self._most_new(load))
+        else:
+            least = min(self.limits.min_slice_tokens, load.prompts[0].remaining)
+            sizes = [(whole.seconds(load.decode.and_slice(start, least)), least)]
         return [alone, *(Chunk(seconds * factor, tokens) for seconds, tokens in sizes)]
 
     def _most_new(self, load: Load) -> int:
