@@ -199,16 +199,19 @@ class AutoGate(Gate):
 
     def _averaging(self, load: Load, mean: float) -> Option:
         """The same, of steps that take so long on average."""
-        usual, chunks = self._fused(load, mean), self._chunks(load)
-        if not self.model.whole.padding.tokens and usual.tokens >= self.limits.min_slice_tokens:
+        padded, usual = bool(self.model.whole.padding.tokens), self._fused(load, mean)
+        if not padded and usual.tokens >= self.limits.min_slice_tokens:
             return usual
-        mix = average(chunks, mean)
+        mix = average(self._chunks(load), mean)
         if mix is None or not mix.long.tokens:
             return usual
-        # The most that short steps can save has to do: prefill must go on.
-        if mix.long.seconds <= mean + self._saved_s or self._saved_s >= self.SAVED * self.slo.tpot_s * self.MARGIN:
-            return Option(None, mix.tokens_per_s, mix.long.tokens, max(mix.long.seconds, mean + self._saved_s))
-        return Option(None, mix.tokens_per_s, mix.short.tokens, mean, rests=not mix.short.tokens)
+        rests = not mix.short.tokens
+        # Prefill must go on: where steps without any are all that is shorter, the most that they can save has to do.
+        full = rests and self._saved_s >= self.SAVED * self.slo.tpot_s * self.MARGIN
+        if full or mix.long.seconds <= mean + self._saved_s:
+            limit = max(mix.long.seconds, mean + self._saved_s) if padded else mix.long.seconds
+            return Option(None, mix.tokens_per_s, mix.long.tokens, limit)
+        return Option(None, mix.tokens_per_s, mix.short.tokens, mean, rests)
 
     def _chunks(self, load: Load) -> list[Chunk]:
         """Decode alone and each size of step, or where the device does not pad, the least chunk; as if the first prompt
