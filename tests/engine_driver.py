@@ -10,11 +10,14 @@ from collections.abc import Coroutine, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import pytest
 import torch
 
+from tidegate.base.errors import EngineDead
 from tidegate.base.request import Output, RequestSpec, SamplingParams
 from tidegate.node.client import EngineProcess, start_engine
 from tidegate.node.config import EngineConfig
+from tidegate.policy.modes import MODES
 from tidegate.slo.goodput import Slo
 
 SLO = Slo(0.5, 0.05)  # for modes that need one to hold
@@ -102,6 +105,36 @@ class EngineDriver:
                     side.cancel()
 
         return self.run(work())
+
+    def differing_from_alone(self, prompts: Sequence[Sequence[int]], max_tokens: int) -> tuple[int, int]:
+        """Answers whose greedy tokens are not what a request gets alone, of how many: in a crowd in every mode, and in
+        ``semi`` while the decode lane is killed."""
+
+        def specs() -> list[RequestSpec]:
+            return [self.spec(prompt, max_tokens) for prompt in prompts]
+
+        alone = [self.answers([spec])[0].tokens for spec in specs()]
+        crowds = []
+        for mode in MODES:
+            self.run(self.engine.set_mode(mode))
+            crowds.append(self.answers(specs()))
+        self.run(self.engine.set_mode("semi"))
+        crowds.append(self.answers(specs(), meanwhile=self.kill_lane("D", after_outputs=20)))
+        differing = sum(a.tokens != tokens for crowd in crowds for a, tokens in zip(crowd, alone, strict=True))
+        return differing, len(crowds) * len(prompts)
+
+    async def ends_with_a_lost_rank(self, rank_pid: int, spec: RequestSpec) -> None:
+        """Kills rank 1 of 2 while a request runs: the request ends with the reason, the engine ends and names it."""
+        stream = self.engine.submit(spec)
+        await anext(stream)
+        os.kill(rank_pid, signal.SIGKILL)
+        outputs = [output async for output in stream]
+        assert outputs[-1].finish == "error" and "rank 1 of 2 was lost" in outputs[-1].reason
+        await asyncio.to_thread(self.engine.process.wait)
+        with pytest.raises(EngineDead, match=r"rank 1 of 2 was lost"):
+            while True:  # until what the process said last has been read
+                await asyncio.sleep(0.01)
+                await self.engine.stats()
 
 
 @dataclass

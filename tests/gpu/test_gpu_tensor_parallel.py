@@ -2,8 +2,6 @@
 
 import asyncio
 import itertools
-import os
-import signal
 from pathlib import Path
 
 import pytest
@@ -12,7 +10,7 @@ from engine_driver import SLO, EngineDriver, mixed_prompts, reference
 from gpu_models import tiny
 from transformers import AutoModelForCausalLM, DeepseekV3Config, Qwen3MoeConfig
 
-from tidegate.base.errors import ConfigError, EngineDead
+from tidegate.base.errors import ConfigError
 from tidegate.node.config import EngineConfig
 from tidegate.policy.modes import MODES
 
@@ -103,22 +101,9 @@ def test_float32_tokens_on_two_gpus_are_transformers_in_every_mode(family, tmp_p
 def test_a_killed_rank_ends_the_engine_with_its_name_and_requests_with_a_reason(tmp_path):
     tiny("llama").save_pretrained(tmp_path)
     with EngineDriver(config(str(tmp_path), mode="semi")) as engine:
-        running = engine.engine
-        (other,) = ranks_of(running.process.pid)
-
-        async def work():
-            stream = running.submit(engine.spec([1, 2, 3], 1000, min_tokens=1000))
-            await anext(stream)
-            os.kill(other, signal.SIGKILL)
-            outputs = [output async for output in stream]
-            assert outputs[-1].finish == "error" and "rank 1 of 2 was lost" in outputs[-1].reason
-            await asyncio.to_thread(running.process.wait)
-            with pytest.raises(EngineDead, match="rank 1 of 2 was lost"):
-                while True:
-                    await asyncio.sleep(0.01)
-                    await running.stats()
-
-        engine.run(asyncio.wait_for(work(), 30))
+        (other,) = ranks_of(engine.engine.process.pid)
+        spec = engine.spec([1, 2, 3], 1000, min_tokens=1000)
+        engine.run(asyncio.wait_for(engine.ends_with_a_lost_rank(other, spec), 30))
 
 
 def ranks_of(node):

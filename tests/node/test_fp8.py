@@ -7,7 +7,6 @@ from tidegate.base.errors import ConfigError
 from tidegate.base.specs import LatentSpec, ModelSpec
 from tidegate.node.config import EngineConfig
 from tidegate.node.sizing import kv_dtype_of, pool_of
-from tidegate.policy.modes import MODES
 
 VOCAB, BLOCKS = 193, 24
 BLOCK_BYTES = 16 * 3 * 2 * 2 * 16  # of the tiny model: tokens, layers, K and V, heads, elements of a byte
@@ -24,20 +23,9 @@ def test_greedy_tokens_are_the_same_alone_in_a_crowd_preempted_and_after_a_resta
     settings = EngineConfig(
         model=tiny_model[0], max_model_len=300, num_blocks=BLOCKS, max_num_seqs=10, slo=SLO, **asked
     )
-    differing = compared = 0
     with EngineDriver(settings) as engine:
         assert engine.engine.info.kv_bytes == BLOCKS * BLOCK_BYTES
-        alone = [engine.answers([engine.spec(prompt, 12)])[0].tokens for prompt in prompts]
-        for mode in MODES:
-            engine.run(engine.engine.set_mode(mode))
-            crowd = engine.answers([engine.spec(prompt, 12) for prompt in prompts])
-            differing += sum(a.tokens != tokens for a, tokens in zip(crowd, alone, strict=True))
-            compared += len(prompts)
-        engine.run(engine.engine.set_mode("semi"))
-        specs = [engine.spec(prompt, 12) for prompt in prompts]
-        again = engine.answers(specs, meanwhile=engine.kill_lane("D", after_outputs=20))
-        differing += sum(a.tokens != tokens for a, tokens in zip(again, alone, strict=True))
-        compared += len(prompts)
+        differing, compared = engine.differing_from_alone(prompts, 12)
         stats = engine.stats()
         assert stats.lanes["D"].restarts == 1 and stats.preemptions > 0 and stats.prefix_hits_tokens > 0
     # Only where float sums, in another order, tip a value over an edge between two levels, and that a tie.

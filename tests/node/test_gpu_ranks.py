@@ -2,13 +2,12 @@
 
 import asyncio
 import os
-import signal
 from pathlib import Path
 
 import pytest
 from engine_driver import SLO, EngineDriver
 
-from tidegate.base.errors import ConfigError, EngineDead
+from tidegate.base.errors import ConfigError
 from tidegate.node.config import EngineConfig
 from tidegate.policy.modes import MODES
 
@@ -44,22 +43,9 @@ def test_two_processes_give_transformers_greedy_tokens_in_every_mode(tiny_model,
 
 def test_a_killed_rank_ends_the_engine_with_its_name_and_requests_with_a_reason(tiny_model):
     with EngineDriver(config(tiny_model[0])) as engine:
-        running = engine.engine
-        (other,) = children(running.process.pid)
-
-        async def work():
-            stream = running.submit(engine.spec([1, 2, 3], 290, min_tokens=290))
-            await anext(stream)
-            os.kill(other, signal.SIGKILL)
-            outputs = [output async for output in stream]
-            assert outputs[-1].finish == "error" and "rank 1 of 2 was lost" in outputs[-1].reason
-            await asyncio.to_thread(running.process.wait)
-            with pytest.raises(EngineDead, match=r"rank 1 of 2 was lost"):
-                while True:  # until what the process said last has been read
-                    await asyncio.sleep(0.01)
-                    await running.stats()
-
-        engine.run(asyncio.wait_for(work(), 60))
+        (other,) = children(engine.engine.process.pid)
+        spec = engine.spec([1, 2, 3], 290, min_tokens=290)
+        engine.run(asyncio.wait_for(engine.ends_with_a_lost_rank(other, spec), 60))
 
 
 def test_when_the_node_is_killed_the_other_rank_ends(tiny_model):

@@ -6,7 +6,6 @@ from pathlib import Path
 from engine_driver import SLO, EngineDriver, mixed_prompts
 
 from tidegate.node.config import EngineConfig
-from tidegate.policy.modes import MODES
 
 VOCAB = 193
 
@@ -16,20 +15,9 @@ def test_greedy_tokens_are_the_same_alone_in_a_crowd_and_after_a_restart_in_ever
     settings = EngineConfig(
         model=tiny_model[0], quantization="int8", max_model_len=400, num_blocks=600, prefix_caching=False, slo=SLO
     )
-    differing = compared = 0
     with EngineDriver(settings) as engine:
-        alone = [engine.answers([engine.spec(prompt, 16)])[0].tokens for prompt in prompts]
-        for mode in MODES:
-            engine.run(engine.engine.set_mode(mode))
-            crowd = engine.answers([engine.spec(prompt, 16) for prompt in prompts])
-            differing += sum(a.tokens != tokens for a, tokens in zip(crowd, alone, strict=True))
-            compared += len(prompts)
-        engine.run(engine.engine.set_mode("semi"))
-        specs = [engine.spec(prompt, 16) for prompt in prompts]
-        again = engine.answers(specs, meanwhile=engine.kill_lane("D", after_outputs=20))
+        differing, compared = engine.differing_from_alone(prompts, 16)
         assert engine.stats().lanes["D"].restarts == 1
-        differing += sum(a.tokens != tokens for a, tokens in zip(again, alone, strict=True))
-        compared += len(prompts)
     # Only where attention's float sums, in another order, tip a value over an edge between two levels, and that a tie.
     assert differing <= compared // 20, f"{differing} of {compared} requests"
 
