@@ -7,14 +7,13 @@ as it plans itself (compiled first where that was not done ahead: a minute).
 """
 
 import argparse
-import statistics
 from collections.abc import Callable
 from types import SimpleNamespace
 
 import numpy as np
 import torch
+from kernel_time import us
 from model_shapes import DEEPSEEK_V2_LITE
-from triton.runtime.errors import OutOfResources
 
 from tidegate.kernels import triton_latent_attention as latent
 from tidegate.kernels.triton_latent_attention import LatentRows, Tile
@@ -22,7 +21,7 @@ from tidegate.models.config import spec_from_hf
 
 SPEC = spec_from_hf(DEEPSEEK_V2_LITE)
 RANK, WIDTH = 512, 576
-BLOCK_SIZE, NUM_BLOCKS, DECODES, CONTEXT, RUNS = 16, 34000, 64, 4096, 5
+BLOCK_SIZE, NUM_BLOCKS, DECODES, CONTEXT = 16, 34000, 64, 4096
 DECODE_TILES = (latent.DECODE, Tile(16, 32, 4, 4), Tile(16, 64, 4, 3), Tile(16, 64, 8, 3), Tile(16, 64, 8, 5))
 PREFILL_TILES = (
     latent.PREFILL, Tile(32, 32, 4, 4), Tile(32, 32, 8, 5), Tile(64, 32, 8, 4), Tile(64, 64, 8, 2), Tile(16, 32, 4, 5),
@@ -65,23 +64,6 @@ class Rows:
 
 def _ints(values: object) -> torch.Tensor:
     return torch.tensor(values, dtype=torch.int32, device="cuda")
-
-
-def us(run: Callable[[], None], evicted: torch.Tensor) -> float:
-    """The median; infinite where the device has too little memory on chip."""
-    times: list[float] = []
-    try:
-        for _ in range(RUNS + 1):  # the first one compiles
-            evicted.zero_()
-            start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-            start.record()
-            run()
-            end.record()
-            end.synchronize()
-            times.append(start.elapsed_time(end) * 1e3)
-    except OutOfResources:
-        return float("inf")
-    return statistics.median(times[1:])
 
 
 @torch.inference_mode()

@@ -9,14 +9,13 @@ at 4.1 TB/s, or computing at 790 TFLOP/s, would take (an H200).
 
 import argparse
 import json
-import statistics
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import torch
+from kernel_time import us
 from model_shapes import SHAPES
-from triton.runtime.errors import OutOfResources
 
 from tidegate.kernels.expert_tiles import MEASURED, USUAL, Tile, Tiles
 from tidegate.kernels.triton_experts import experts_in_tiles
@@ -24,7 +23,6 @@ from tidegate.models.config import spec_from_hf
 
 TOKENS = (1, 4, 16, 32, 64, 128, 256, 512, 1024, 2304)
 TUNED = ("qwen3-30b-a3b", "mixtral-8x7b", "deepseek-v2-lite")
-RUNS = 5
 BYTES_PER_S, FLOPS = 4.1e12, 7.9e14
 CANDIDATES = (
     *USUAL,
@@ -73,20 +71,10 @@ class Layer:
         return max(reading, 2 * elements * self._chosen.numel() / FLOPS) * 1e6
 
     def us(self, tiles: Tiles) -> float:
-        """The median over runs; infinite where the device has too little memory on chip for the tiles."""
-        times: list[float] = []
-        try:
-            for _ in range(RUNS + 1):  # the first one compiles
-                self._evicted.zero_()
-                start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-                start.record()
-                experts_in_tiles(self._x, self._shares, self._chosen, self._gate_up, self._down, tiles)
-                end.record()
-                end.synchronize()
-                times.append(start.elapsed_time(end) * 1e3)
-        except OutOfResources:
-            return float("inf")
-        return statistics.median(times[1:])
+        return us(
+            lambda: experts_in_tiles(self._x, self._shares, self._chosen, self._gate_up, self._down, tiles),
+            self._evicted,
+        )
 
     def _random(self, *shape: int) -> torch.Tensor:
         return torch.empty(shape, dtype=torch.bfloat16, device="cuda").normal_(0.0, shape[-1] ** -0.5)
