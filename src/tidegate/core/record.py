@@ -83,18 +83,16 @@ class Asked(NamedTuple):
 
 def asked_in(path: Path) -> list[Asked]:
     """The requests of a log that got any tokens, in order of arrival."""
-    arrived: dict[str, Arrived] = {}
-    times: dict[str, float] = {}
+    arrived: dict[str, tuple[float, int]] = {}  # when, and how long the prompt is
     tokens: Counter[str] = Counter()
     for entry in read_log(path)[1]:
         if isinstance(entry.event, Arrived):
-            name = entry.event.request.id
-            arrived[name], times[name] = entry.event, entry.now
+            request = entry.event.request
+            arrived[request.id] = entry.now, len(request.prompt)
         for action in entry.actions:
             for output in action.outputs if isinstance(action, Emit) else ():
                 tokens[output.id] += len(output.tokens)
-    served = ((name, event.request) for name, event in arrived.items() if tokens[name])
-    return [Asked(times[name], len(request.prompt), tokens[name]) for name, request in served]
+    return [Asked(*of_request, tokens[name]) for name, of_request in arrived.items() if tokens[name]]
 
 
 def _frames(path: Path) -> Iterator[bytes]:

@@ -6,7 +6,7 @@ those that keep every deadline that can be kept.
               than the SLO. When a prompt would otherwise miss its deadline, as much of it is spent as that needs, else
               a small part of it a step (spent greedily it does harm)
     fused     the chunk that prefills fastest of those whose hybrid step takes at most that time; with an SLO on the
-              mean, one of the two sizes that do best in turns (``slo.chunks``)
+              mean, one of the two sizes that do best in turns (``slo.chunks``); the shorter may be decode alone
     beside    the largest share whose decode steps take at most that time, and its rate of prefill
 
 Beside wins by ``ADVANTAGE`` or not at all, since a change costs a step; what is in force needs no advantage.
@@ -199,12 +199,12 @@ class AutoGate(Gate):
 
     def _averaging(self, load: Load, mean: float) -> Option:
         """The same, of steps that take so long on average."""
-        padded, usual = bool(self.model.whole.padding.tokens), self._fused(load, mean)
-        if not padded and usual.tokens >= self.limits.min_slice_tokens:
+        padded = bool(self.model.whole.padding.tokens)
+        if not padded and (usual := self._fused(load, mean)).tokens >= self.limits.min_slice_tokens:
             return usual
         mix = average(self._chunks(load), mean)
         if mix is None or not mix.long.tokens:
-            return usual
+            return self._fused(load, mean)
         rests = not mix.short.tokens
         # Prefill must go on: where steps without any are all that is shorter, the most that they can save has to do.
         full = rests and self._saved_s >= self.SAVED * self.slo.tpot_s * self.MARGIN
