@@ -47,6 +47,7 @@ def config(mode: str, model: LatencyModel) -> CoreConfig:
         min_slice_tokens=128,
         slice_quantum_tokens=64,
         max_slices=16,
+        padding=model.whole.padding,
         prefill_tokens_per_s=2048 / model.whole.dense(2048),
     )
 
