@@ -30,7 +30,7 @@ def check(model, prompts, answers, what):
     found = [r for p, a in zip(prompts, answers, strict=True) for r in regrets(model, p, a.tokens)]
     best = sum(r == 0.0 for r in found) / len(found)
     print(f"{what}: {best:.1%} of {len(found)} tokens are the float32 reference's, largest regret {max(found):.4f} std")
-    assert best > 0.97 and max(found) < 0.1, what
+    assert best > 0.95 and max(found) < 0.1, what
 
 
 async def move_shares(engine):

@@ -108,7 +108,7 @@ def test_slices_see_what_is_before_them_and_no_more(heads):
 
 
 def test_a_slice_of_so_many_tokens_that_keys_are_not_divided():
-    step = Step(model(64, 16, 16), [(3, 80), (0, 7)], [])
+    step = Step(model(64, 16, 16), [(3, 130), (0, 7)], [])
     assert step.prefill._parts == 1
     check(step)
 

@@ -94,11 +94,12 @@ def test_latents_are_on_every_device_and_heads_are_divided():
 
 
 def test_prefill_costs_what_a_token_is_multiplied_with_and_decode_what_is_read():
-    """Of a mixture with as many active elements as a dense model: prefill takes about as long, decode longer."""
+    """Prefill of a mixture takes what its active elements take in products of experts; decode reads the others too."""
     mixture, dense = (roofline(KNOWN[name], H200).whole for name in ("mixtral-8x7b", "llama-3.1-8b"))
     active = multiplied_elements(MIXTRAL) / multiplied_elements(KNOWN["llama-3.1-8b"])
     prefill = Work().and_slice(0, 2048)
-    assert mixture.seconds(prefill) / dense.seconds(prefill) == pytest.approx(active, rel=0.25)
+    gets = H200.efficiency
+    assert active < mixture.seconds(prefill) / dense.seconds(prefill) < active * gets.products / gets.experts
     one, few, many = Work(rows=1), Work(rows=8), Work(rows=128)
     assert mixture.seconds(one) / dense.seconds(one) == pytest.approx(active, rel=0.25)
     assert mixture.seconds(few) > 3 * dense.seconds(few)

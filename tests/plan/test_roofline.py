@@ -115,6 +115,29 @@ def test_steps_take_what_was_measured_within_an_eighth_half_of_the_time_and_a_qu
     assert errors[-1] < 0.25
 
 
+# The same, of shapes with experts: prompt tokens (of a prompt of 4,096, the mean of its slices), decode rows at 1,024.
+MEASURED_WITH_EXPERTS = {
+    "deepseek-v2-lite": [
+        (0, 64, 10.99), (128, 0, 11.70), (256, 0, 13.77), (512, 0, 18.32), (1024, 0, 26.86), (2048, 0, 46.82),
+        (128, 64, 14.01), (256, 64, 15.95), (512, 64, 21.08), (1024, 64, 29.56),
+    ],
+    "qwen3-30b-a3b": [
+        (0, 64, 19.30), (1024, 0, 23.21), (2048, 0, 43.32), (128, 64, 22.59), (256, 64, 25.01), (1024, 64, 38.19),
+    ],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", MEASURED_WITH_EXPERTS)
+def test_steps_with_experts_take_what_was_measured_within_a_quarter(name):
+    costs = roofline(KNOWN[name], H200).whole
+    for new, rows, ms in MEASURED_WITH_EXPERTS[name]:
+        starts = range(0, 4096, new) if new else [0]
+        decodes = Work(rows=rows, context=rows * 1024)
+        works = [decodes.and_slice(start, new) if new else decodes for start in starts]
+        mean_ms = sum(map(costs.seconds, works)) / len(works) * 1e3
+        assert mean_ms == pytest.approx(ms, rel=0.25), (new, rows)
+
+
 def test_a_decode_step_reads_the_weights_once_whatever_its_rows_are():
     costs = roofline(EIGHT_B, H200).whole
     assert costs.seconds(Work(rows=32)) < 1.15 * costs.seconds(Work(rows=1))

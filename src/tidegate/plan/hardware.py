@@ -10,8 +10,9 @@ Peaks are per device; dense products, without structured sparsity. Sources:
     CPU core           AVX2: two fused multiply-adds of 8 floats a cycle at 3 GHz; two channels of DDR4 for every four
                        cores
 
-What an engine gets was measured on one H200 with a Llama-3-8B shape (``EFFICIENCY``), and on two cores of an EPYC
-with SmolLM2-135M (``CPU_EFFICIENCY``); other GPUs are taken to be as efficient as the H200.
+What an engine gets was measured on one H200 with a Llama-3-8B shape, for experts and latent attention with
+DeepSeek-V2-Lite's (``EFFICIENCY``), and on two cores of an EPYC with SmolLM2-135M (``CPU_EFFICIENCY``; experts and
+latent attention are taken to be as the rest there). Other GPUs are taken to be as efficient as the H200.
 """
 
 import os
@@ -26,19 +27,22 @@ class Efficiency(NamedTuple):
     """Parts of a peak that are had, and what is lost beside it."""
 
     products: float  # of the arithmetic, in matrix products with many rows
+    experts: float  # the same, where each expert has some of the rows
     attention: float  # the same, in attention of prompts
+    latent: float  # the same, where it is latent
     weights: float  # of the memory's bandwidth, reading weights
     kv: float  # the same, reading KV for decodes
     reused: float  # the same, for slices, whose few query rows leave much of a device idle
     link: float  # of a link's bandwidth
     layer_s: float  # for each layer of a step: small kernels, and the gaps between them
+    latent_layer_s: float  # more of it where attention is latent
     reduce_s: float  # for each all-reduce, however small
     clock_gain: float  # a part of a GPU runs its share times 1 + gain · (1 - share): the power cap binds less
     contention: float  # by which batches of two lanes take longer while both run
 
 
-EFFICIENCY = Efficiency(0.61, 0.75, 0.74, 0.89, 0.1, 0.75, 20e-6, 8e-6, 0.33, 1.25)
-CPU_EFFICIENCY = Efficiency(0.8, 0.4, 0.8, 0.8, 0.4, 1.0, 50e-6, 0.0, 0.0, 1.1)
+EFFICIENCY = Efficiency(0.61, 0.3, 0.75, 0.24, 0.74, 0.89, 0.1, 0.75, 20e-6, 45e-6, 8e-6, 0.33, 1.25)
+CPU_EFFICIENCY = Efficiency(0.8, 0.8, 0.4, 0.4, 0.8, 0.8, 0.4, 1.0, 50e-6, 0.0, 0.0, 0.0, 1.1)
 
 
 class Hardware(NamedTuple):

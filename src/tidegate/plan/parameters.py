@@ -24,6 +24,11 @@ def multiplied_elements(model: ModelSpec) -> int:
     return round(_layers(model, model.experts.per_token if model.experts else 0))
 
 
+def expert_elements(model: ModelSpec) -> int:
+    """Of ``multiplied_elements``, those of the experts that a router chooses."""
+    return round(_layers(model, model.experts.per_token) - _layers(model, 0)) if model.experts else 0
+
+
 def read_elements(model: ModelSpec, tokens: int) -> float:
     """By a step, the table of logits included."""
     return _layers(model, distinct_experts(model.experts, tokens) if model.experts else 0) + _table(model)

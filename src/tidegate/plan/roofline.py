@@ -4,7 +4,7 @@ Patterson, "Roofline", CACM 52, 2009).
 Of a step with n tokens on one of ``tp`` devices that hold a model together, each 1/tp of its weights and KV heads:
 
     products    2 · weights · n / tp operations, at what the device does in large products: the weights that a token is
-                multiplied with, which are few of those of a model with experts
+                multiplied with, which are few of those of a model with experts, and theirs at what is had there
     reading     weights / tp bytes, at what it reads: of experts those that any of n tokens goes to
     dense       (products^k + reading^k)^(1/k): nearly the larger one, and more where they are alike (k = OVERLAP)
     small       a time for each layer, whatever n is
@@ -20,7 +20,7 @@ import math
 
 from tidegate.base.specs import ModelSpec
 from tidegate.plan.hardware import Hardware
-from tidegate.plan.parameters import multiplied_elements, pair_flops, read_elements
+from tidegate.plan.parameters import expert_elements, multiplied_elements, pair_flops, read_elements
 from tidegate.slo.latency import Costs, Division, LatencyModel, Padding
 
 OVERLAP = 2.0
@@ -67,14 +67,16 @@ class _Place:
         arithmetic = device.flops * part * (1.0 + gets.clock_gain * (1.0 - part)) * self._tp
         bandwidth = device.bandwidth * (math.tanh(3.0 * part) if part < 1.0 else 1.0)
         element_s = device.element_bytes / self._tp / (bandwidth * gets.weights)
-        token_s = 2.0 * multiplied_elements(model) / (arithmetic * gets.products)
+        of_experts = expert_elements(model)
+        others = multiplied_elements(model) - of_experts
+        token_s = 2.0 * (others / gets.products + of_experts / gets.experts) / arithmetic
         sizes, padding = self._sizes()
         dense = []
         for size in sizes:
             reading_s = read_elements(model, size) * element_s
             products_s = ((token_s * size) ** overlap + reading_s**overlap) ** (1.0 / overlap)
             dense.append(products_s + self._each_step_s(size))
-        pair_s = pair_flops(model) / (arithmetic * gets.attention)
+        pair_s = pair_flops(model) / (arithmetic * (gets.latent if model.latent else gets.attention))
         back_s = kv_bytes_per_token(model, device, self._tp) / bandwidth
         return Costs(sizes, tuple(dense), pair_s, back_s / gets.reused, back_s / gets.kv, padding)
 
@@ -86,10 +88,11 @@ class _Place:
     def _each_step_s(self, size: int) -> float:
         """Small kernels, and all-reduces in a ring: each device sends 2 (tp - 1) / tp of the data."""
         model, device, tp = self._model, self._device, self._tp
-        seconds = model.num_layers * device.efficiency.layer_s
+        gets = device.efficiency
+        seconds = model.num_layers * (gets.layer_s + (gets.latent_layer_s if model.latent else 0.0))
         if tp > 1:
             data = size * model.hidden_size * device.element_bytes
             sent = 2 * data * (tp - 1) / tp
-            reduce_s = device.efficiency.reduce_s + sent / device.link(tp)
+            reduce_s = gets.reduce_s + sent / device.link(tp)
             seconds += 2 * model.num_layers * reduce_s
         return seconds
