@@ -2,7 +2,8 @@
 
     python benchmarks/core_step.py [--running 256] [--steps 2000] [--prompt 128]
 
-A step is one BatchDone for all running requests and the Launch and Emit that it gives.
+A step is one BatchDone for all running requests and the Launch and Emit that it gives. Rules that need a latency model
+have an H200's, by the roofline.
 """
 
 import argparse
@@ -14,7 +15,11 @@ from tidegate.base.events import Arrived, BatchDone, LaneReady, Launch
 from tidegate.base.request import RequestSpec
 from tidegate.core.config import CoreConfig
 from tidegate.core.core import Core
+from tidegate.plan.hardware import GPUS
+from tidegate.plan.roofline import roofline
+from tidegate.plan.shapes import KNOWN
 from tidegate.policy.modes import MODES
+from tidegate.slo.goodput import Slo
 
 
 def measure(mode: str, running: int, steps: int, prompt: int) -> list[float]:
@@ -30,6 +35,8 @@ def measure(mode: str, running: int, steps: int, prompt: int) -> list[float]:
             max_num_batched_tokens=running * prompt,
             slice_seconds=1e6,
             mode=mode,
+            slo=Slo(0.5, 0.025),
+            latency=roofline(KNOWN["llama-3.1-8b"], GPUS["h200"]),
         )
     )
     for lane in MODES[mode].lanes:

@@ -171,7 +171,7 @@ def add_engine(command: argparse.ArgumentParser) -> None:
         "(default: the mode's own)",
     )
     group.add_argument(
-        "--max-num-seqs", type=int, metavar="N", help="requests on the device at once (default: 64, on a GPU 256)"
+        "--max-num-seqs", type=int, metavar="N", help="requests on the device at once (default: 64, on a GPU 512)"
     )
     group.add_argument(
         "--max-num-batched-tokens",

@@ -23,7 +23,7 @@ def test_a_lanes_ladder_has_the_shape_of_every_step_that_it_may_be_given(budget,
         assert shape_for(prefill, decode) in ladder(runs_prefill, runs_decode, budget, seqs)
 
 
-@given(st.integers(1, PREFILL_STEPS[-1]), st.integers(1, DECODE_STEPS[-1]), st.integers(1, 2048), st.integers(1, 256))
+@given(st.integers(1, PREFILL_STEPS[-1]), st.integers(1, DECODE_STEPS[-1]), st.integers(1, 2048), st.integers(1, 512))
 def test_a_hybrid_shape_is_that_of_the_batches_that_it_says_it_holds(prefill, decode, other_prefill, other_decode):
     shape = shape_for(prefill, decode)
     (least, most), (fewest, rows) = held_by(shape)

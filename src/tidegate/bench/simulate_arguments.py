@@ -109,7 +109,7 @@ def _add_scheduling(group: argparse._ArgumentGroup) -> None:
     )
     for name, count, about in (
         ("--max-prefill-tokens", 2048, "prompt tokens that the device takes in a batch"),
-        ("--max-num-seqs", 256, "requests on the device at once"),
+        ("--max-num-seqs", 512, "requests on the device at once"),
         ("--min-slice-tokens", 128, "prompt tokens that a slice has at least"),
         ("--slice-quantum-tokens", 64, "of which slices are multiples"),
         ("--max-slices", 16, "prompts in a batch"),

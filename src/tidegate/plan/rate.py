@@ -9,7 +9,7 @@ from tidegate.slo.goodput import GOODPUT_ATTAINMENT, Latency, Slo, attainment, g
 
 Simulate = Callable[[Sequence[Arrival], int], list[Latency | None]]
 
-MOST_AT_ONCE = 256  # requests in an instance
+MOST_AT_ONCE = 512  # requests in an instance
 COOL_DOWN = 0.1  # of the requests, which are not counted: they leave an engine that gets empty
 Z_95 = 1.96  # of a normal distribution: 95 % of it lies so many standard deviations around its mean
 PROBES = 6

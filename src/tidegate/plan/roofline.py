@@ -25,7 +25,7 @@ from tidegate.slo.latency import Costs, Division, LatencyModel, Padding
 
 OVERLAP = 2.0
 PART_OVERLAP = 1.3  # on a part of a device; the fewer SMs, the less of either hides the other
-GPU_SIZES = (8, 32, 64, 128, 192, 256, 320, 384, 512, 640, 768, 896, 1024, 1152, 1280, 1536, 1792, 2048, 2304)
+GPU_SIZES = (8, 32, 64, 128, 192, 256, 320, 384, 512, 640, 768, 896, 1024, 1152, 1280, 1536, 1792, 2048, 2304, 2560)
 GPU_PADDING = Padding(GPU_SIZES, 16)  # as this engine pads the batches of a GPU
 # With experts: what is read grows with each of the first tokens, and rows that only pad a batch all read the same.
 EXPERT_SIZES = (1, 2, 4, 8, 16, *GPU_SIZES[1:])

@@ -15,7 +15,7 @@ from tidegate.slo.goodput import Slo
 from tidegate.slo.latency import Costs, LatencyModel
 
 BLOCK_TOKENS = 16
-MAX_SEQS = 256  # requests that an engine runs at once
+MAX_SEQS = 512  # requests that an engine runs at once
 FULL_BATCH = 2048  # prompt tokens of a batch at most
 MAX_TOKENS = 8192  # of a batch
 WHOLE_CHUNK_S = 1e3  # for slices: so long that a chunk's size alone binds

@@ -7,11 +7,10 @@ from tidegate.slo.latency import Padding
 
 MAX_SLICES = 16  # prompts in one step
 # Matrix products on an H200 take as long as for the next multiple of 128 rows, and on 448 rows longer than on 512.
-TOKEN_STEPS = (32, 64, 128, 192, 256, 320, 384, 512, 640, 768, 896, 1024, 1152, 1280, 1536, 1792, 2048, 2304)
-PREFILL_STEPS = TOKEN_STEPS[:-1]
-DECODE_STEPS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 80, 96, 112, 128, 160, 192, 224, 256)
-HYBRID_DECODES = 16  # in hybrid steps decode rows are padded to a multiple, and all tokens to TOKEN_STEPS
-PADDING = Padding(TOKEN_STEPS, HYBRID_DECODES)
+TOKEN_STEPS = (32, 64, 128, 192, 256, 320, 384, 512, 640, 768, 896, 1024, 1152, 1280, 1536, 1792, 2048, 2304, 2560)
+PREFILL_STEPS = TOKEN_STEPS[: TOKEN_STEPS.index(2048) + 1]
+DECODE_STEPS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 80, 96, 112, 128, 160, 192, 224, 256, 320, 384, 448, 512)
+PADDING = Padding(TOKEN_STEPS, rows=16)  # of hybrid steps
 
 
 class StepShape(NamedTuple):
@@ -42,7 +41,7 @@ def held_by(shape: StepShape) -> tuple[tuple[int, int], tuple[int, int]]:
     """The prompt tokens and the decode rows (each from, to) of batches that a hybrid shape is the smallest for."""
     step = TOKEN_STEPS.index(shape.prefill_tokens + shape.decodes)
     smaller = TOKEN_STEPS[step - 1] - shape.decodes if step else 0
-    return (max(0, smaller) + 1, shape.prefill_tokens), (shape.decodes - HYBRID_DECODES + 1, shape.decodes)
+    return (max(0, smaller) + 1, shape.prefill_tokens), PADDING.held_by(shape.decodes)
 
 
 def ladder(prefill: bool, decode: bool, max_prefill_tokens: int, max_decodes: int) -> list[StepShape]:
@@ -51,7 +50,7 @@ def ladder(prefill: bool, decode: bool, max_prefill_tokens: int, max_decodes: in
     decodes = [StepShape(0, n) for n in _up_to(DECODE_STEPS, max_decodes)] if decode else []
     hybrids = [
         StepShape(n - rows, rows)
-        for rows in range(HYBRID_DECODES, PADDING.padded_rows(max_decodes) + 1, HYBRID_DECODES)
+        for rows in sorted({PADDING.padded_rows(count) for count in range(1, max_decodes + 1)})
         for n in _up_to(TOKEN_STEPS, max_prefill_tokens + rows)
         if prefill and decode and n > rows
     ]

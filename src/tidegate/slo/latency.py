@@ -16,7 +16,7 @@ slowed down by the other, by a factor of its own in each division.
 import bisect
 import math
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import msgspec
 import numpy as np
@@ -50,14 +50,24 @@ class Work(NamedTuple):
 
 
 class Padding(msgspec.Struct, frozen=True):
-    """To what a device pads batches: decode rows to a multiple of ``rows``, then all tokens to the next of ``tokens``
-    (ascending; empty: no further)."""
+    """To what a device pads batches: decode rows to a multiple of ``rows``, or of twice as many where there are more
+    than ``FINE`` times ``rows``; then all tokens to the next of ``tokens`` (ascending; empty: no further)."""
+
+    FINE: ClassVar[int] = 8
 
     tokens: tuple[int, ...] = ()
     rows: int = 1
 
     def padded_rows(self, rows: int) -> int:
-        return -(-rows // self.rows) * self.rows
+        step = self._step(rows)
+        return -(-rows // step) * step
+
+    def held_by(self, padded: int) -> tuple[int, int]:
+        """From how many rows to how many are padded to this."""
+        return padded - self._step(padded) + 1, padded
+
+    def _step(self, rows: int) -> int:
+        return self.rows if self.rows == 1 or rows <= self.FINE * self.rows else 2 * self.rows
 
 
 class Costs(msgspec.Struct, frozen=True):
