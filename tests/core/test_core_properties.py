@@ -133,16 +133,20 @@ def stories(draw):
 
 @given(
     story=stories(),
-    mode=st.sampled_from(sorted(MODES)),
+    rule=st.sampled_from([(mode.name, gate) for mode in MODES.values() for gate in mode.gates]),
+    tpot_s=st.sampled_from([0.03, 0.2]),
     caching=st.booleans(),
     num_blocks=st.sampled_from([16, 24, 60]),
     ending=st.sampled_from([None, 0.0, 0.7]),
     order=st.sampled_from(ORDERS),
 )
-@settings(max_examples=150, deadline=None)
-def test_any_story_ends_with_the_right_tokens_and_all_blocks_back(story, mode, caching, num_blocks, ending, order):
+@settings(max_examples=200, deadline=None)
+def test_any_story_ends_with_the_right_tokens_and_all_blocks_back(
+    story, rule, tpot_s, caching, num_blocks, ending, order
+):
     specs, events, aborted, losses = story
-    core, device = build(mode, caching, num_blocks, order=order)
+    mode, gate = rule
+    core, device = build(mode, caching, num_blocks, order=order, gate=gate, slo=Slo(0.1, tpot_s))
     simulation = Simulation(core, device, seconds, ending)
     for time, event in events:
         simulation.at(time, event)

@@ -9,6 +9,7 @@ from tidegate.base.request import RequestSpec
 from tidegate.policy.modes import MODES
 from tidegate.sim.device import expected_tokens
 from tidegate.sim.driver import Simulation
+from tidegate.slo.goodput import Slo
 
 GATES = [(mode.name, gate) for mode in MODES.values() for gate in mode.gates]
 
@@ -30,6 +31,26 @@ def test_requests_get_the_same_tokens_and_batches_shares_that_there_are(mode, ga
     actions = [action for _, _, actions in simulation.log for action in actions]
     asked = {1.0, *core.shares.values(), *(s for a in actions if isinstance(a, Resize) for s in a.shares.values())}
     assert {a.batch.share for a in actions if isinstance(a, Launch)} <= asked
+
+
+def test_lanes_that_take_turns_never_run_at_once_and_every_request_ends():
+    core, device = build("semi", gate="drift", slo=Slo(1.0, 0.5))
+    core.gate._rate_beside = lambda division, start: 0.0
+    simulation = Simulation(core, device, seconds, ending=0.9)
+    for i, spec in enumerate(requests()):
+        simulation.at(0.03 * i, Arrived(spec))
+    turns = []
+
+    def observe():
+        check_invariants(core)
+        flying = {name for name, lane in core.lanes.items() if lane.flights}
+        turns.append(len(flying) <= 1 if core.gate.by_turns else None)
+
+    simulation.run(observe=observe)
+    began = turns.index(True)
+    assert all(turn is not False for turn in turns[began:]) and turns.count(True) > 100
+    for spec in requests():
+        assert [t for o in simulation.outputs[spec.id] for t in o.tokens] == expected_tokens(spec, VOCAB)
 
 
 @pytest.mark.parametrize("gate", ["semi-pd", "drift"])

@@ -1,20 +1,25 @@
 """Gate "drift": decode's smallest part that keeps the SLO in the worst case."""
 
+import math
+
 import pytest
-from simulated import LIMITS, MACHINE, Run, config, conversations, load, slower
+from simulated import LIMITS, MACHINE, Run, config, conversations, load, request, slower
 
 from tidegate.base.errors import ConfigError
 from tidegate.core.core import Core
 from tidegate.slo.belief import Belief
 from tidegate.slo.drift_gate import DriftGate
-from tidegate.slo.gate import Observation
+from tidegate.slo.gate import HOST_SECONDS, Allowance, Observation
 from tidegate.slo.gates import make_gate
 from tidegate.slo.goodput import Metric, Slo, attainment
 from tidegate.slo.latency import LatencyModel
 
 
-def gate(tpot_s, share=0.5):
-    return DriftGate(LIMITS, Slo(0.5, tpot_s), Belief(MACHINE), share)
+def gate(tpot_s, share=0.5, turns=False):
+    made = DriftGate(LIMITS, Slo(0.5, tpot_s), Belief(MACHINE), share)
+    if not turns:
+        made.ADVANTAGE = math.inf
+    return made
 
 
 def worst_s(share, loaded, made):
@@ -97,6 +102,75 @@ def test_a_slice_takes_about_as_long_as_whole_steps_of_decode(rows):
 def test_prefill_alone_has_the_whole_device():
     allowance = gate(0.02).allow(load(lane="P", rows=0, prompts=[(4000, 0.4)]))
     assert allowance.costs is MACHINE.whole and allowance.seconds == LIMITS.slice_seconds
+
+
+# ---- by turns
+
+
+def turns_of(tpot_s=0.05, rows=8):
+    """A gate that has just launched a decode step by turns, and the loads of both lanes since."""
+    made, decode = gate(tpot_s, turns=True), load(rows=rows, prompts=[(8000, 0.4)], ready=True)
+    assert made.allow(decode) == Allowance(0) and made.by_turns
+    return made, decode, load(lane="P", rows=0, prompts=[(8000, 0.4)], ready=True)
+
+
+def test_each_lane_waits_for_the_end_of_the_others_batch_and_then_has_the_whole_device():
+    made, decode, prefill = turns_of()
+    assert made.allow(prefill._replace(other_busy=True, other_ready=False)).tokens == 0, "decode's step still runs"
+    assert made.allow(decode._replace(chained=True)).hold, "no second step before the slice"
+    slice_ = made.allow(prefill)
+    assert slice_.tokens and slice_.costs is MACHINE.whole
+    assert made.allow(decode._replace(other_busy=True, other_ready=False)).hold, "the slice still runs"
+    assert made.allow(prefill).tokens == 0, "no second slice before the step"
+    assert not made.allow(decode).hold
+
+
+@pytest.mark.parametrize("tpot_s", [0.05, 0.1, 0.2])
+@pytest.mark.parametrize("rows", [1, 32])
+def test_a_slice_and_a_step_keep_the_slo_together(tpot_s, rows):
+    made, decode, prefill = turns_of(tpot_s, rows)
+    cycle_s = made.allow(prefill).seconds + MACHINE.whole.seconds(decode.decode)
+    assert 0.7 * tpot_s < cycle_s < tpot_s - HOST_SECONDS
+
+
+def test_a_lane_without_work_is_not_waited_for():
+    made, decode, prefill = turns_of()
+    nothing_to_decode = prefill._replace(other_ready=False)
+    assert made.allow(nothing_to_decode).tokens and made.allow(nothing_to_decode).tokens
+    made.allow(decode)
+    assert not made.allow(decode._replace(chained=True, other_ready=False)).hold, "no prompt waits"
+
+
+def test_where_turns_begin_a_slice_beside_decode_is_not_waited_for_and_a_whole_one_is_where_they_end():
+    made, decode, prefill = turns_of()
+    made, beside = gate(0.05, turns=True), prefill._replace(other_busy=True)
+    assert made.allow(beside).tokens and not made.by_turns
+    flying = decode._replace(other_busy=True, other_ready=False)
+    assert not made.allow(flying).hold and made.by_turns
+    assert made.allow(prefill).tokens
+    many = flying._replace(decode=load(rows=250, context=8000).decode)
+    assert made.allow(many).hold and not made.by_turns
+
+
+def test_where_a_step_alone_takes_what_the_slo_gives_there_are_no_turns():
+    made = gate(0.011, turns=True)
+    made.allow(load(rows=250, prompts=[(8000, 0.4)], ready=True))
+    assert not made.by_turns
+
+
+def test_long_prompts_under_a_wide_limit_attain_more_by_turns_than_beside_decode():
+    slo, attained = Slo(0.5, 0.05, Metric.GAP), []
+    for advantage in (math.inf, DriftGate.ADVANTAGE):
+        core = Core(config(mode="semi", gate="drift", order="slack", slo=slo))
+        core.gate.ADVANTAGE = advantage
+        run = Run(core, noise=0.02)
+        for i in range(60):
+            run.arrive(0.13 * i, request(i, 2000 + 997 * i % 6000, 40))
+        run.until()
+        attained.append(attainment(run.latencies.values(), slo))
+    assert all(latency.gap_p99_s <= slo.tpot_s for latency in run.latencies.values())
+    beside, by_turns = attained
+    assert by_turns > beside + 0.05
 
 
 @pytest.mark.parametrize("metric", list(Metric))

@@ -277,7 +277,7 @@ class Core:
         view = LaneView(lane, self._queues, self._residency, now, outlook)
         load = self._guidance.load(view, now, busy, ready)
         allowance = self.gate.allow(load)
-        if not allowance.tokens and not spec.decodes:
+        if allowance.hold or (not allowance.tokens and not spec.decodes):
             return None
         room = None
         if allowance.costs is not None:

@@ -53,7 +53,8 @@ class Guidance:
         decode = view.decoding() if spec and spec.decodes else Work()
         own = self._own_tpots_s() if self._picky else []
         pressing, late = self._pressing(view), self._queues.late_waiting
-        return Load(now, view.lane.name, decode, pressing, self._spares(now), busy, ready, late, own)
+        chained = bool(view.lane.flights)
+        return Load(now, view.lane.name, decode, pressing, self._spares(now), busy, ready, late, own, chained)
 
     def _own_tpots_s(self) -> list[float]:
         return sorted(r.tpot_s for r in self._picky.values() if r.tpot_s and r.state is State.DECODING)

@@ -45,7 +45,7 @@ MODES: dict[str, Mode] = {
         Mode("pod", (LaneSpec("D", "PD", hybrid, fused=True),), "none", ("static",), "POD-Attention"),
         Mode(
             "semi",
-            (LaneSpec("D", "D", decode_only), LaneSpec("P", "P", prefill_only)),
+            (LaneSpec("P", "P", prefill_only), LaneSpec("D", "D", decode_only)),
             "block ids",
             ("static", "semi-pd", "drift"),
             "Semi-PD, MuxWise",

@@ -11,15 +11,20 @@ Decode's part grows at once when the one in force does not do any more; it shrin
 ``PATIENCE`` steps on end, with ``ROOM`` to spare, so that a load between two parts does not make it flap. An SLO on the
 mean TPOT is held in every step, as one on every gap is: this rule knows no banked time.
 
+    by turns    a slice on the whole device, then a decode step on the whole device, the slice as long as the SLO leaves
+                beside the step. It is ours, not Drift's: chosen where prompts get on faster so than beside decode, by
+                ``ADVANTAGE`` to begin with. Long prompts under a wide limit do, since no part of a device is as fast as
+                all of it, and a few decodes leave most of it idle
+
 Drift also lets a short prompt with an earlier deadline preempt a long one, once. That is a matter of the order: "slack"
 puts a long prompt off between any two slices if that saves others' deadlines, and sees to it that none starves.
 """
 
 from collections.abc import Callable
 
-from tidegate.slo.divided_gate import DividedGate
-from tidegate.slo.gate import HOST_SECONDS, Allowance, Load
-from tidegate.slo.latency import Division, Work
+from tidegate.slo.divided_gate import DividedGate, OnPart
+from tidegate.slo.gate import HOST_SECONDS, Allowance, Load, Outlook
+from tidegate.slo.latency import Costs, Division, Work
 
 
 class DriftGate(DividedGate):
@@ -27,17 +32,90 @@ class DriftGate(DividedGate):
     SURE = 0.99
     ROOM = 0.97
     PATIENCE = 16
+    ADVANTAGE = 1.15  # of turns that begin; turns that last may be so much behind
+    TURN_SECONDS = 1.5e-3  # between a batch of one lane and one of the other, which waits for its end
 
     _decode = Work()  # of the last step that was planned
     _patience = 0  # steps on end for which a smaller part would have done
+    _turn_s = 0.0  # that a slice may take by turns; 0: side by side
+    _whose = "P"  # turn it is
+    _whole_slice = False  # prefill's last slice was for the whole device
 
     def allow(self, load: Load) -> Allowance:
-        if load.lane == "P":
-            return self._slice(load, self._ahead_s())
+        return self._prefill_next(load) if load.lane == "P" else self._decode_next(load)
+
+    def outlook(self, lane: str, alone: bool) -> Outlook:
+        if alone or not self._turn_s:
+            return super().outlook(lane, alone)
+        tokens = self.limits.full_speed_tokens
+        slice_s = min(self._turn_s, self._slice_s(tokens, 0))
+        return OnPart(self.model.whole, tokens, self.belief.factor("prefill") * self._cycle_s(slice_s) / slice_s)
+
+    def _decode_next(self, load: Load) -> Allowance:
         self._decode = load.decode
         if load.other_busy or load.other_ready:
-            self._answer(self._smallest())
+            wanted = self._smallest()
+            self._take_turns(load, wanted)
+            self._answer(wanted)
+        if (load.other_busy and self._whole_slice) or (self._turn_s and load.chained and load.other_ready):
+            return Allowance(0, hold=True)
+        self._whose = "P"
         return Allowance(0)
+
+    def _prefill_next(self, load: Load) -> Allowance:
+        if not self._turn_s or not (load.other_busy or load.other_ready):
+            self._whole_slice = self.by_turns
+            return self._slice(load, self._ahead_s())
+        if load.other_busy or self._whose == "D":
+            return Allowance(0)
+        self._whose, self._whole_slice = "D", True
+        seconds = self._turn_s / self.belief.factor("prefill")
+        return Allowance(self.limits.most_prompt_tokens, seconds, self.model.whole, self.limits.min_slice_tokens)
+
+    # ---- by turns
+
+    @property
+    def by_turns(self) -> bool:
+        return self._turn_s > 0.0
+
+    def _take_turns(self, load: Load, division: Division) -> None:
+        """Whether prompts get on faster by turns than beside decode with this division."""
+        before, start = self._turn_s, load.prompts[0].start if load.prompts else 0
+        spare = self.slo.tpot_s - HOST_SECONDS - self.TURN_SECONDS - self._alone_s() * self._guard("decode")
+        self._turn_s = max(0.0, spare / self._guard("prefill"))
+        tokens = self._tokens(self.model.whole, start, self._turn_s / self.belief.factor("prefill"))
+        if tokens >= self.limits.min_slice_tokens:
+            rate = tokens / self._cycle_s(self._slice_s(tokens, start))
+            if rate >= self._rate_beside(division, start) * (1.0 / self.ADVANTAGE if before else self.ADVANTAGE):
+                self.moves += not before
+                return
+        self._turn_s = 0.0
+        self.moves += bool(before)
+
+    def _alone_s(self) -> float:
+        """Decode's next step on the whole device."""
+        return self.model.whole.seconds(self._decode) * self.belief.factor("decode")
+
+    def _slice_s(self, tokens: int, start: int) -> float:
+        return self.model.whole.seconds(Work().and_slice(start, tokens)) * self.belief.factor("prefill")
+
+    def _cycle_s(self, slice_s: float) -> float:
+        return slice_s + self._alone_s() + 2 * self.TURN_SECONDS
+
+    def _guard(self, kind: str) -> float:
+        return self.belief.guard(kind, self.SURE)
+
+    def _rate_beside(self, division: Division, start: int) -> float:
+        slower = division.prefill_slowdown * self.belief.factor("prefill beside")
+        tokens = self._tokens(division.prefill, start, self._ahead_s() / slower)
+        return tokens / (division.prefill.seconds(Work().and_slice(start, tokens)) * slower)
+
+    def _tokens(self, costs: Costs, start: int, seconds: float) -> int:
+        """Of a slice of at most so long, or the least one."""
+        most = costs.most_new(Work(), start, self.limits.most_prompt_tokens, seconds)
+        return max(1, most)
+
+    # ---- side by side
 
     def _answer(self, wanted: Division) -> None:
         self._patience = self._patience + 1 if wanted.share > self.division.share else 0

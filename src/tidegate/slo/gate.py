@@ -59,6 +59,7 @@ class Load(NamedTuple):
     other_ready: bool  # it has none, but work to be given
     late: int = 0  # prompts that wait and can't make their deadlines any more
     own_tpots_s: Sequence[float] = ()  # ascending: limits that decoding requests have brought themselves
+    chained: bool = False  # the lane has a batch in flight, which this one would follow
 
 
 class Allowance(NamedTuple):
@@ -68,6 +69,7 @@ class Allowance(NamedTuple):
     seconds: float = math.inf  # that it may take, by ``costs``
     costs: Costs | None = None
     least: int = 1  # prompt tokens, however long they take
+    hold: bool = False  # no batch at all, not even of decodes, until something else has happened
 
 
 class TimedRoom:
