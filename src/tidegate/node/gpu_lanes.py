@@ -123,6 +123,8 @@ class LaneThreads:
         for place in dict.fromkeys((beside, *map(self._place, plan.moving))):
             if place is not whole:
                 wanted += [(shape, place) for shape in plan.beside]
+        # The largest first: what smaller ones need, they find in the memory that those have left.
+        wanted.sort(key=lambda item: (item[0].prefill_tokens + item[0].decodes, item[0].decodes), reverse=True)
         for i, (shape, place) in enumerate(wanted):
             runner.prepare(shape, place)
             plan.progress((i + 1) / len(wanted))
