@@ -14,7 +14,7 @@ from flashinfer.prefill import get_batch_prefill_module
 
 from tidegate.base.specs import ModelSpec
 from tidegate.kernels.fp8 import KvScales
-from tidegate.kernels.pod_rule import partial_bytes
+from tidegate.kernels.pod_rule import DECODE_TILE, partial_bytes
 from tidegate.kernels.step_rows import Rows, Types
 from tidegate.kernels.triton_write_kv import write_kv
 
@@ -55,13 +55,19 @@ def _module(backend: str, spec: ModelSpec, types: Types) -> Any:
     )  # fmt: skip
 
 
-def scratch_bytes(spec: ModelSpec, types: Types, num_tokens: int, num_rows: int, num_sms: int) -> int:
-    """What rows need for partial results: ``num_tokens`` prompt tokens at most, of ``num_rows`` prompts. In a graph FA2
-    always divides keys among blocks, and keeps a partial result for every tile of queries that there may be."""
-    if prefill_backend(types) != "fa2":
+def scratch_bytes(
+    spec: ModelSpec, types: Types, num_tokens: int, num_rows: int, num_sms: int, num_decodes: int = 0
+) -> int:
+    """What rows need for partial results: ``num_tokens`` prompt tokens at most, of ``num_rows`` prompts, and then
+    ``num_decodes`` decode rows in the same memory. In a graph FA2 always divides keys among blocks, and keeps a partial
+    result for every tile of queries that there may be."""
+    if spec.latent is not None:  # another kernel, with partial results of its own
         return LEAST_SCRATCH_BYTES
     shape = spec.num_heads, spec.num_kv_heads, spec.head_dim
-    partial = partial_bytes(*shape, num_tokens, num_rows, _FA2_TILE_ROWS, num_sms)
+    tile = DECODE_TILE if spec.num_heads // spec.num_kv_heads <= DECODE_TILE else _FA2_TILE_ROWS
+    partial = partial_bytes(*shape, num_decodes, num_decodes, tile, num_sms) if num_decodes else 0
+    if prefill_backend(types) == "fa2":
+        partial = max(partial, partial_bytes(*shape, num_tokens, num_rows, _FA2_TILE_ROWS, num_sms))
     return max(LEAST_SCRATCH_BYTES, partial + _ALIGNMENT_BYTES)
 
 

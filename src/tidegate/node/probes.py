@@ -156,7 +156,8 @@ def _ladders(reach: Reach, fine: bool) -> Iterator[Trial]:
 
 def _whole_in_detail(reach: Reach, fine: bool) -> Iterator[Trial]:
     usual = reach.usual_new
-    all_rows = (4, CROWD, 4 * CROWD) if not fine else (1, 4, 8, CROWD, 2 * CROWD, 4 * CROWD, 8 * CROWD)
+    few = (4, CROWD, 4 * CROWD) if not fine else (1, 4, 8, CROWD, 2 * CROWD, 4 * CROWD, 8 * CROWD)
+    all_rows = (*few, reach.rows)
     for rows in all_rows:
         for context in (MIDDLE, LONG) if not fine else (MIDDLE // 2, MIDDLE, 2 * MIDDLE, LONG, 2 * LONG):
             yield Alone("D", 1.0, reach.cut(rows, context))

@@ -22,7 +22,7 @@ from tidegate.models.fp8_weights import kv_scales
 from tidegate.models.registry import build_model
 from tidegate.runner.lane_runner import Enqueued
 from tidegate.runner.sampler import Sampled, Sampler
-from tidegate.runner.shapes import MAX_SLICES, TOKEN_STEPS, Scratch, StepShape, held_by, shape_for
+from tidegate.runner.shapes import MAX_SLICES, PADDING, TOKEN_STEPS, Scratch, StepShape, held_by, shape_for
 from tidegate.runner.step_graph import Staging, StepGraph
 
 CAPTURE = threading.Lock()  # CUDA takes one capture at a time
@@ -49,7 +49,10 @@ class GpuRunner:
         scales = kv_scales(spec, weights) if pool.kv.dtype == E4M3 else unit_scales(spec.num_layers)
         self._kernels = graph_kernels(spec, scales)
         self._sms = torch.cuda.get_device_properties(pool.kv.device).multi_processor_count
-        self._scratch_bytes = scratch_bytes(spec, self._types, TOKEN_STEPS[-1], MAX_SLICES, self._sms)
+        most_rows = shape_for(0, pool.spec.max_num_seqs - 1).decodes
+        self._scratch_bytes = scratch_bytes(
+            spec, self._types, TOKEN_STEPS[-1], MAX_SLICES, self._sms, PADDING.padded_rows(most_rows)
+        )
         partial = torch.empty(self._scratch_bytes, dtype=torch.uint8, device=pool.kv.device)
         self._workspaces = Workspace(partial), Workspace(partial)
         self._staging = Staging()
