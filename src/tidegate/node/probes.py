@@ -115,7 +115,8 @@ def more(reach: Reach, fine: bool = False) -> list[Trial]:
     """What there is beyond the least; ``fine``: for when there is time."""
     parts = [trial for share in reach.shares for trial in _part(reach, share)]
     details = [trial for share in reach.shares for trial in _part_in_detail(reach, share, fine)]
-    trials = dict.fromkeys((*_ladders(reach, fine), *parts, *_whole_in_detail(reach, fine), *details))
+    whole = (*_ladders(reach, fine), *parts, *_whole_in_detail(reach, fine), *_as_many_as_there_may_be(reach))
+    trials = dict.fromkeys((*whole, *details))
     known = set(least(reach))
     return [trial for trial in trials if trial not in known]
 
@@ -156,8 +157,7 @@ def _ladders(reach: Reach, fine: bool) -> Iterator[Trial]:
 
 def _whole_in_detail(reach: Reach, fine: bool) -> Iterator[Trial]:
     usual = reach.usual_new
-    few = (4, CROWD, 4 * CROWD) if not fine else (1, 4, 8, CROWD, 2 * CROWD, 4 * CROWD, 8 * CROWD)
-    all_rows = (*few, reach.rows)
+    all_rows = (4, CROWD, 4 * CROWD) if not fine else (1, 4, 8, CROWD, 2 * CROWD, 4 * CROWD, 8 * CROWD)
     for rows in all_rows:
         for context in (MIDDLE, LONG) if not fine else (MIDDLE // 2, MIDDLE, 2 * MIDDLE, LONG, 2 * LONG):
             yield Alone("D", 1.0, reach.cut(rows, context))
@@ -172,6 +172,16 @@ def _whole_in_detail(reach: Reach, fine: bool) -> Iterator[Trial]:
             for rows in all_rows:
                 for context, start in ((SHORT, 0), (MIDDLE, MIDDLE), (MIDDLE, LONG)):
                     yield Alone("D", 1.0, reach.cut(rows, context, new, start))
+
+
+def _as_many_as_there_may_be(reach: Reach) -> Iterator[Trial]:
+    """Decode rows, with longer contexts than in the ladder, and beside slices."""
+    for context in (MIDDLE, LONG):
+        yield Alone("D", 1.0, reach.cut(reach.rows, context))
+    if reach.hybrid:
+        for new in (reach.usual_new // 4, reach.usual_new):
+            for context, start in ((SHORT, 0), (MIDDLE, MIDDLE)):
+                yield Alone("D", 1.0, reach.cut(reach.rows, context, new, start))
 
 
 def _part_in_detail(reach: Reach, share: float, fine: bool) -> Iterator[Trial]:
