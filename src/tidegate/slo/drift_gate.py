@@ -79,7 +79,7 @@ class DriftGate(DividedGate):
         return self._turn_s > 0.0
 
     def _take_turns(self, load: Load, division: Division) -> None:
-        """Whether prompts get on faster by turns than beside decode with this division."""
+        """Begins, goes on or ends, by whether prompts get on faster so than beside decode with this division."""
         before, start = self._turn_s, load.prompts[0].start if load.prompts else 0
         spare = self.slo.tpot_s - HOST_SECONDS - self.TURN_SECONDS - self._alone_s() * self._guard("decode")
         self._turn_s = max(0.0, spare / self._guard("prefill"))
@@ -97,6 +97,7 @@ class DriftGate(DividedGate):
         return self.model.whole.seconds(self._decode) * self.belief.factor("decode")
 
     def _slice_s(self, tokens: int, start: int) -> float:
+        """On the whole device."""
         return self.model.whole.seconds(Work().and_slice(start, tokens)) * self.belief.factor("prefill")
 
     def _cycle_s(self, slice_s: float) -> float:
@@ -111,9 +112,8 @@ class DriftGate(DividedGate):
         return tokens / (division.prefill.seconds(Work().and_slice(start, tokens)) * slower)
 
     def _tokens(self, costs: Costs, start: int, seconds: float) -> int:
-        """Of a slice of at most so long, or the least one."""
-        most = costs.most_new(Work(), start, self.limits.most_prompt_tokens, seconds)
-        return max(1, most)
+        """Of a slice of at most so long; one at least."""
+        return max(1, costs.most_new(Work(), start, self.limits.most_prompt_tokens, seconds))
 
     # ---- side by side
 
@@ -134,7 +134,7 @@ class DriftGate(DividedGate):
         return _last(self.model.divisions, does) or self.model.divisions[0]
 
     def _worst_s(self, division: Division) -> float:
-        return self._step_s(division) * self.belief.guard("decode beside", self.SURE)
+        return self._step_s(division) * self._guard("decode beside")
 
     def _step_s(self, division: Division) -> float:
         return division.decode.seconds(self._decode) * division.decode_slowdown * self.belief.factor("decode beside")
