@@ -24,7 +24,8 @@ from tidegate.slo.goodput import Slo
 
 def measure(mode: str, running: int, steps: int, prompt: int) -> list[float]:
     """Seconds of each step, with all requests decoding."""
-    max_len = prompt + steps + 64
+    longest = 2 * steps + running  # by then all decode, however slowly a rule lets prompts in
+    max_len = prompt + longest + 32
     core = Core(
         CoreConfig(
             num_blocks=running * (max_len // 16 + 2),
@@ -43,7 +44,7 @@ def measure(mode: str, running: int, steps: int, prompt: int) -> list[float]:
         core.on_event(LaneReady(lane.name), 0.0)
     pending = []
     for i in range(running):
-        spec = RequestSpec(f"request-{i}", [(i * 7919 + j) % 50000 for j in range(prompt)], steps + 32)
+        spec = RequestSpec(f"request-{i}", [(i * 7919 + j) % 50000 for j in range(prompt)], longest)
         pending += [a for a in core.on_event(Arrived(spec), 0.0) if isinstance(a, Launch)]
     times: list[float] = []
     now = 0.0

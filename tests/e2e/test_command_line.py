@@ -11,7 +11,7 @@ import httpx
 import pytest
 from conftest import ServerProcess  # of this folder
 
-from tidegate.cli import mode_for
+from tidegate.cli.engine_options import mode_for
 
 
 def serve(*arguments):
