@@ -8,16 +8,17 @@ from tidegate.base.errors import ConfigError
 from tidegate.base.specs import ModelSpec, Shard
 from tidegate.models.shards import divide
 from tidegate.node.config import EngineConfig
-from tidegate.node.sizing import GPU_RESERVED_BYTES, DeviceMemory, gpu_pool
+from tidegate.node.sizing import GPU_RESERVED_BYTES, RESERVED_PART, DeviceMemory, gpu_pool
 
 GIB = 1 << 30
 MODEL = ModelSpec("LlamaForCausalLM", 32, 4096, 32, 8, 128, 14336, 128256, max_len=8192)
 TOKEN_BYTES = 32 * 2 * 8 * 128 * 2  # of KV in bfloat16
+RESERVED = 140 * GIB // RESERVED_PART
 
 
 def pool(free=140, total=140, weights=15, dtype="bfloat16", **asked):
     config = EngineConfig(model="m", **asked)
-    return gpu_pool(MODEL, config, DeviceMemory(free * GIB, total * GIB), weights * GIB, dtype, 256)
+    return gpu_pool(MODEL, config, DeviceMemory.of(free * GIB, total * GIB), weights * GIB, dtype, 256)
 
 
 def refusal(**asked):
@@ -29,20 +30,25 @@ def refusal(**asked):
 
 
 def test_kv_gets_what_weights_and_graphs_leave_of_the_fraction():
-    room = int(140 * GIB * 0.9) - 15 * GIB - GPU_RESERVED_BYTES
+    room = int(140 * GIB * 0.9) - 15 * GIB - RESERVED
     assert pool().num_blocks == room // (16 * TOKEN_BYTES)
-    assert pool(gpu_memory_utilization=0.5).num_blocks == (49 * GIB) // (16 * TOKEN_BYTES)
+    assert pool(gpu_memory_utilization=0.5).num_blocks == (55 * GIB - RESERVED) // (16 * TOKEN_BYTES)
 
 
 def test_each_of_two_ranks_has_half_of_every_tokens_kv():
     half = divide(MODEL, Shard(1, 2))
-    own = gpu_pool(half, EngineConfig(model="m"), DeviceMemory(140 * GIB, 140 * GIB), 8 * GIB, "bfloat16", 256)
-    room = int(140 * GIB * 0.9) - 8 * GIB - GPU_RESERVED_BYTES
+    own = gpu_pool(half, EngineConfig(model="m"), DeviceMemory.of(140 * GIB, 140 * GIB), 8 * GIB, "bfloat16", 256)
+    room = int(140 * GIB * 0.9) - 8 * GIB - RESERVED
     assert own.num_blocks == room // (16 * TOKEN_BYTES // 2)
 
 
+def test_a_small_gpu_keeps_as_much_for_graphs_as_two_lanes_take():
+    assert DeviceMemory.of(24 * GIB, 24 * GIB).reserved_bytes == GPU_RESERVED_BYTES
+    assert DeviceMemory.of(140 * GIB, 140 * GIB).reserved_bytes == RESERVED > GPU_RESERVED_BYTES
+
+
 def test_memory_that_another_process_holds_is_left_alone():
-    assert pool(free=40).num_blocks == (40 * GIB - 15 * GIB - GPU_RESERVED_BYTES) // (16 * TOKEN_BYTES)
+    assert pool(free=40).num_blocks == (40 * GIB - 15 * GIB - RESERVED) // (16 * TOKEN_BYTES)
 
 
 def test_float32_takes_twice_as_much():
@@ -57,12 +63,12 @@ def test_blocks_and_bytes_that_fit_are_given_as_asked():
 @pytest.mark.parametrize(
     ("asked", "short", "flag"),
     [
-        ({"weights": 150}, "16.0 GiB", "smaller model"),
-        ({"weights": 150, "dtype": "float32"}, "16.0 GiB", "--dtype bfloat16"),
-        ({"free": 20}, "1.0 GiB", "end what else uses it"),
-        ({"gpu_memory_utilization": 0.1}, "7.0 GiB", "--gpu-memory-utilization"),
-        ({"num_blocks": 100_000}, "76.3 GiB", "--num-gpu-blocks-override"),
-        ({"kv_cache_memory_bytes": 120 * GIB}, "1.0 GiB", "--kv-cache-memory-bytes"),
+        ({"weights": 150}, "21.7 GiB", "smaller model"),
+        ({"weights": 150, "dtype": "float32"}, "21.7 GiB", "--dtype bfloat16"),
+        ({"free": 20}, "6.7 GiB", "end what else uses it"),
+        ({"gpu_memory_utilization": 0.1}, "12.7 GiB", "--gpu-memory-utilization"),
+        ({"num_blocks": 100_000}, "82.0 GiB", "--num-gpu-blocks-override"),
+        ({"kv_cache_memory_bytes": 120 * GIB}, "6.7 GiB", "--kv-cache-memory-bytes"),
     ],
 )
 def test_a_refusal_says_how_much_is_short_and_what_to_change(asked, short, flag):

@@ -115,7 +115,7 @@ class GpuBackend:
 
     def size_pool(self, config: EngineConfig) -> PoolSpec:
         # Of the other ranks' devices too: they are taken to be alike.
-        memory = DeviceMemory(*torch.cuda.mem_get_info(self._device), self.reserved_bytes)
+        memory = DeviceMemory.of(*torch.cuda.mem_get_info(self._device), self.reserved_bytes)
         largest = max(self._models, key=lambda model: model.kv_elements_per_token)
         weight_bytes = stored_bytes(largest, config.quantization, self._dtype)
         spec = gpu_pool(largest, config, memory, weight_bytes, self._dtype, DECODE_STEPS[-1])

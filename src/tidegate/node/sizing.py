@@ -10,7 +10,8 @@ from tidegate.base.specs import ModelSpec, PoolSpec
 from tidegate.node.config import EngineConfig
 
 DEFAULT_UTILIZATION = 0.9  # of a GPU's memory
-GPU_RESERVED_BYTES = 6 << 30  # graphs, activations and workspaces of two lanes
+GPU_RESERVED_BYTES = 6 << 30  # graphs, activations and workspaces of two lanes, at least
+RESERVED_PART = 12  # of a large GPU's memory, one in so many: it runs steps of more rows, on more divisions
 MPS_RESERVED_BYTES = 12 << 30  # the same and contexts, of three processes and one that is prepared beside them
 DEFAULT_KV_BYTES = 4 << 30  # where there is no GPU
 FP8_NAMES = ("fp8", "fp8_e4m3")
@@ -58,7 +59,11 @@ class DeviceMemory(NamedTuple):
 
     free_bytes: int
     total_bytes: int
-    reserved_bytes: int = GPU_RESERVED_BYTES  # that lanes take besides weights and KV
+    reserved_bytes: int  # that lanes take besides weights and KV
+
+    @classmethod
+    def of(cls, free_bytes: int, total_bytes: int, least_reserved_bytes: int = GPU_RESERVED_BYTES) -> "DeviceMemory":
+        return cls(free_bytes, total_bytes, max(least_reserved_bytes, total_bytes // RESERVED_PART))
 
 
 def gpu_pool(
