@@ -30,8 +30,9 @@ from tidegate.base.events import (
     Tuned,
     Wake,
 )
-from tidegate.base.request import Output, RequestSpec, TokenLogprob
+from tidegate.base.request import Output, RequestSpec
 from tidegate.base.stats import Stats
+from tidegate.core.answers import Answers
 from tidegate.core.binding import Binder, Bound, LaneView
 from tidegate.core.config import CoreConfig, check_shares, tuned
 from tidegate.core.forecast import Forecast, Newcomer
@@ -40,6 +41,7 @@ from tidegate.core.lanes import Flight, Lane
 from tidegate.core.queues import Queues
 from tidegate.core.request import PATIENCE_SECONDS, Request, State
 from tidegate.core.residency import Residency
+from tidegate.core.roster import Roster
 from tidegate.core.steady import TOKEN, SteadyRun
 from tidegate.policy.modes import MODES, Mode
 from tidegate.policy.order import order_by_name
@@ -55,21 +57,22 @@ class Core:
     def __init__(self, config: CoreConfig) -> None:
         config.validate()
         self.config = config
-        self.mode: Mode = MODES[config.mode]
         self.shares = dict(config.shares)  # in force while both lanes run
-        self.lanes: dict[str, Lane] = {}
         self.requests: dict[str, Request] = {}  # all that have not ended
-        self._target: Mode | None = None  # a mode that waits for its lanes to start
+        self._roster = Roster(MODES[config.mode])
+        self.lanes = self._roster.lanes
         self._queues = Queues(order_by_name(config.order, config.prefill_tokens_per_s))
         self._guidance = Guidance(config, self.mode, self._queues)
         self._residency = Residency(config)
         self._forecast = Forecast(self._queues, self._residency)
         self._binder = Binder(self._queues, self._residency)
+        self._answers = Answers(self.requests, self._queues, self._residency, self._guidance)
         self._arrivals = 0
         self._now = 0.0  # of the last event
-        self._finished: dict[str, int] = {}
-        self._outputs: list[Output] = []
-        self._enter(self.mode)
+
+    @property
+    def mode(self) -> Mode:
+        return self._roster.mode
 
     @property
     def gate(self) -> Gate:
@@ -82,7 +85,8 @@ class Core:
     # ---- events
 
     def on_event(self, event: Event, now: float) -> list[Action]:
-        self._outputs, self._now = [], now
+        self._answers.begin()
+        self._now = now
         actions: list[Action] = []
         match event:
             case BatchDone():
@@ -99,7 +103,7 @@ class Core:
             case LaneLost():
                 self._lane_lost(event, now)
             case LaneGone():
-                self._fail_all(event.reason, now)
+                self._answers.fail_all(event.reason, now)
             case ModeSet():
                 actions += self._mode_set(event)
             case SharesSet():
@@ -113,8 +117,8 @@ class Core:
             case Tick():
                 pass
         actions += self._launches(now)
-        if self._outputs:
-            actions.append(Emit(self._outputs))
+        if self._answers.outputs:
+            actions.append(Emit(self._answers.outputs))
         return actions
 
     def _arrived(self, event: Arrived, now: float) -> None:
@@ -145,8 +149,7 @@ class Core:
                 self._queues.enqueue(request)
                 return
             refusal = ("rejected", f"its first token would come in {wait_s:.1f} s, too late for its SLO")
-        self._count(refusal[0])
-        self._outputs.append(Output(spec.id, [], *refusal, retry_after_s=retry_after_s))
+        self._answers.refuse(spec.id, *refusal, retry_after_s)
 
     def _ttft_slo_s(self, spec: RequestSpec) -> float:
         return spec.ttft_s or (self.config.slo.ttft_s if self.config.slo else PATIENCE_SECONDS)
@@ -162,7 +165,7 @@ class Core:
     def _aborted(self, event: Aborted, now: float) -> None:
         request = self.requests.get(event.request_id)
         if request is not None:
-            self._end(request, "abort", [], "the client left", now)
+            self._answers.end(request, "abort", [], "the client left", now)
 
     def _batch_done(self, event: BatchDone, now: float) -> None:
         result = event.result
@@ -170,7 +173,7 @@ class Core:
         flight = lane.land(result.id)
         self._account(lane, flight, result.seconds, now)
         if lane.flights:
-            self._starts(lane.flights[0], now)
+            self._answers.batch_starts(lane.flights[0], now)
         tokens = iter(result.tokens)
         logprobs = iter(result.logprobs) if result.logprobs else None
         for request, end, samples in flight.prefills:
@@ -178,7 +181,7 @@ class Core:
             token = next(tokens) if samples else None
             logprob = next(logprobs) if samples and logprobs else None
             if request.state is State.ENDED:
-                self._let_go(request)
+                self._answers.let_go(request)
                 continue
             request.losses = 0
             first_block, request.done = request.done // self.config.block_size, end
@@ -188,19 +191,19 @@ class Core:
                 del self._queues.prefilling[request.id]
                 request.prompt_done()
                 self._queues.decoding[request.id] = request
-                self._append(request, token, logprob, now, hold=lane.spec is not None and not lane.spec.decodes)
-        ended, outputs = State.ENDED, self._outputs
+                self._answers.append(request, token, logprob, now, hold=lane.spec is not None and not lane.spec.decodes)
+        ended, outputs = State.ENDED, self._answers.outputs
         for request, token in zip(flight.decodes, tokens, strict=True):
             logprob = next(logprobs) if logprobs else None
             request.in_flight -= 1
             if request.state is ended:
-                self._let_go(request)
+                self._answers.let_go(request)
             elif request.plain and request.first_s is not None and len(request.tokens) + 1 < request.limit:  # most
                 request.tokens.append(token)
                 request.losses = 0
                 outputs.append(Output(request.id, [token]))
             else:
-                self._append(request, token, logprob, now)
+                self._answers.append(request, token, logprob, now)
 
     def _account(self, lane: Lane, flight: Flight, seconds: float, now: float) -> None:
         """A batch has been run, and took so long."""
@@ -208,21 +211,22 @@ class Core:
         self._guidance.ran(lane, flight, lane.took(flight, seconds, now), now)
 
     def _lane_ready(self, event: LaneReady) -> None:
-        lane = self._lane(event.lane)
+        lane = self._roster.lane(event.lane)
         assert not lane.flights
         lane.alive = True
-        if self._target is not None and self._can_enter(self._target):
-            self._enter(self._target)
+        target = self._roster.target
+        if target is not None and self._roster.can_enter(target):
+            self._enter(target)
 
     def _lane_lost(self, event: LaneLost, now: float) -> None:
         """Nothing that the lane had in flight happened. What it had acknowledged stays: a lane owns nothing."""
-        lane = self._lane(event.lane)
+        lane = self._roster.lane(event.lane)
         lane.alive = lane.ending = False
         lane.stats.restarts += 1
         flights = list(lane.flights)
         lane.flights.clear()
         for flight in flights:
-            self._starts(flight, now)  # it does not, but what is known need not wait any longer
+            self._answers.batch_starts(flight, now)  # it does not, but what is known need not wait any longer
         self._give_back(flights, event.reason, now)
         for request in self.requests.values():
             if request.lane is lane:
@@ -232,11 +236,11 @@ class Core:
         """The new mode is in force at once if its lanes are up, else when they are; until then the old one is."""
         mode = MODES[event.mode]
         self._guidance.gate_for(self.config, mode)  # raises ConfigError where the mode's gate can't be had
-        if self._can_enter(mode):
+        if self._roster.can_enter(mode):
             self._enter(mode)
             return []
-        self._target = mode
-        return [Wake(spec.name) for spec in mode.lanes if not self._lane(spec.name).alive]
+        self._roster.target = mode
+        return [Wake(spec.name) for spec in mode.lanes if not self._roster.lane(spec.name).alive]
 
     # ---- launching
 
@@ -244,20 +248,21 @@ class Core:
         """Fills every lane that has room, and fixes the share of each new batch: its lane's own while another lane
         has work in flight, the whole device when it is alone."""
         launches: list[tuple[Lane, Bound]] = []
-        for spec in self.mode.lanes:
-            lane = self.lanes[spec.name]
+        roster = self._roster
+        for spec in roster.mode.lanes:
+            lane = roster.lanes[spec.name]
             while lane.idle:
                 bound = self._plan(lane, now)
                 if bound is None:
                     break
                 lane.take(bound.flight)
                 if not bound.flight.chained:
-                    self._starts(bound.flight, now)
+                    self._answers.batch_starts(bound.flight, now)
                 launches.append((lane, bound))
         actions: list[Action] = self._follow_gate()
         for lane, (batch, flight) in launches:
-            flight.beside = self._others_in_flight(lane)
-            batch.share = flight.share = self._share(lane) if flight.beside else 1.0
+            flight.beside = roster.others_in_flight(lane)
+            batch.share = flight.share = roster.share(lane, self.shares) if flight.beside else 1.0
             actions.append(Launch(lane.name, batch))
         return actions
 
@@ -272,7 +277,7 @@ class Core:
         assert spec is not None
         if not spec.decodes and (not self._queues.has_prompts or self.gate.rests(lane.name)):
             return None
-        busy, ready = self._others_in_flight(lane), self._others_have_work(lane)
+        busy, ready = self._roster.others_in_flight(lane), self._roster.others_have_work(lane, self._queues)
         outlook = self.gate.outlook(spec.name, alone=not busy and not ready)
         view = LaneView(lane, self._queues, self._residency, now, outlook)
         load = self._guidance.load(view, now, busy, ready)
@@ -287,41 +292,21 @@ class Core:
         plan = spec.rule(view, Budget(tokens, config.max_prefill_tokens, config.max_slices, room))
         return self._binder.bind(lane, plan)
 
-    def _share(self, lane: Lane) -> float:
-        return self.shares[lane.name] if len(self.mode.lanes) > 1 else 1.0
-
-    def _others_in_flight(self, lane: Lane) -> bool:
-        lanes = self.lanes.values()
-        return len(lanes) > 1 and any(other is not lane and other.flights for other in lanes)
-
-    def _others_have_work(self, lane: Lane) -> bool:
-        """Whether another lane of the mode is likely to be given a batch at this event."""
-        queues = self._queues
-        for spec in self.mode.lanes:
-            if spec.name != lane.name and self.lanes[spec.name].alive:
-                prefill = spec.prefills and (queues.waiting or queues.prefilling)
-                decode = spec.decodes and queues.decoding
-                if prefill or decode:
-                    return True
-        return False
-
     # ---- steps that are bound to come
 
     def steady(self, name: str) -> SteadyRun | None:
         """If the next batch of lane ``name`` is bound to be the decodes of the one in flight, unless an event comes."""
-        lane, queues = self._lane(name), self._queues
-        if queues.waiting or queues.prefilling or len(lane.flights) != 1 or lane.ending or self._others_in_flight(lane):
+        roster, queues = self._roster, self._queues
+        lane = roster.lane(name)
+        if queues.has_prompts or len(lane.flights) != 1 or lane.ending or roster.others_in_flight(lane):
             return None
         flight = lane.flights[0]
-        if not self._decodes_alone(lane) or flight.prefills or flight.decodes != list(queues.decoding.values()):
+        if not roster.decodes_alone(lane) or flight.prefills or flight.decodes != list(queues.decoding.values()):
             return None
         if not all(map(_plain, flight.decodes)):
             return None
         run = SteadyRun(lane, self._binder, self._residency, self._offer, self._steady_landed)
         return run if run.goes_on else None
-
-    def _decodes_alone(self, lane: Lane) -> bool:
-        return [spec for spec in self.mode.lanes if spec.decodes] == [lane.spec]
 
     def _offer(self, lane: Lane, decode: Work, now: float) -> None:
         self._now = now
@@ -329,17 +314,18 @@ class Core:
         self._follow_gate()
 
     def _steady_landed(self, lane: Lane, flight: Flight, seconds: float, ended: list[Request], now: float) -> None:
-        self._outputs, self._now = [], now
+        self._answers.begin()
+        self._now = now
         self._account(lane, flight, seconds, now)
         for request in ended:
-            self._end(request, "length", [TOKEN], "", now)
+            self._answers.end(request, "length", [TOKEN], "", now)
         self._follow_gate()
 
     # ---- lanes and modes
 
     def _tuned(self, event: Tuned) -> None:
         """Raises ConfigError, and leaves everything as it was, if the settings do not go together."""
-        config, mode = tuned(self.config, event), self._target or self.mode
+        config, mode = tuned(self.config, event), self._roster.target or self.mode
         # A gate that was asked for earlier may be another mode's, and waits until that is in force again.
         gate = config.gate if event.gate is not None or config.gate in mode.gates else None
         msgspec.structs.replace(config, mode=mode.name, gate=gate).validate()
@@ -348,24 +334,11 @@ class Core:
         if reordered:
             self._queues.reorder(order_by_name(config.order, config.prefill_tokens_per_s))
 
-    def _lane(self, name: str) -> Lane:
-        if name not in self.lanes:
-            self.lanes[name] = Lane(name)
-        return self.lanes[name]
-
-    def _can_enter(self, mode: Mode) -> bool:
-        return all(self._lane(spec.name).alive for spec in mode.lanes)
-
     def _enter(self, mode: Mode) -> None:
         """Requests in flight stay with the lane that has them until acknowledged; all else follows the new rules."""
         if mode is not self.mode:
             self._guidance.follow(self.config, mode)
-        self.mode = mode
-        self._target = None
-        for lane in self.lanes.values():
-            lane.spec = None
-        for spec in mode.lanes:
-            self._lane(spec.name).spec = spec
+        self._roster.enter(mode)
 
     def _give_back(self, flights: list[Flight], reason: str, now: float) -> None:
         """Batches did not happen: their requests are as they were before the launch, but for one loss more."""
@@ -376,7 +349,7 @@ class Core:
                 requests[request.id] = request
         for request in requests.values():
             if request.state is State.ENDED:
-                self._let_go(request)
+                self._answers.let_go(request)
                 continue
             request.losses += 1
             request.lane = None
@@ -385,95 +358,7 @@ class Core:
                 self._queues.rekey(request)
             if request.losses >= self.config.max_losses:
                 why = f"its batch failed {request.losses} times; the last time: {reason}"
-                self._end(request, "error", [], why, now)
-
-    # ---- ends
-
-    def _append(
-        self, request: Request, token: int, logprob: TokenLogprob | None, now: float, hold: bool = False
-    ) -> None:
-        """A token has come. ``hold``: another lane will decode next, and is in the middle of a step; the token is told
-        when that lane's first step with the request starts, so that the wait for it counts to TTFT and not to the gap
-        that follows; but at once where that would be too late."""
-        request.tokens.append(token)
-        request.losses = 0
-        finish = None
-        if token in request.stop_ids:
-            finish = "stop"
-        elif len(request.tokens) >= request.limit:
-            finish = "length"
-        if request.held is not None:
-            self._release(request, now)
-        if finish is None and logprob is None and request.reported:
-            self._outputs.append(Output(request.id, [token]))
-            return
-        logprobs = [logprob] if logprob is not None else None
-        if finish is None:
-            request.held = Output(request.id, [token], logprobs=logprobs, cached_tokens=self._cached(request))
-            if not hold or now + self._guidance.pace_s > request.deadline_s:
-                self._release(request, now)
-        else:
-            self._end(request, finish, [token], "", now, logprobs)
-
-    def _end(
-        self,
-        request: Request,
-        finish: str,
-        tokens: list[int],
-        reason: str,
-        now: float,
-        logprobs: list[TokenLogprob] | None = None,
-    ) -> None:
-        """The one terminal Output of a request."""
-        if request.held is not None:
-            self._release(request, now)
-        self._queues.remove(request)
-        if request.state is State.DECODING:
-            self._residency.publish_decoded(request)
-        request.end()
-        del self.requests[request.id]
-        self._count(finish)
-        self._outputs.append(Output(request.id, tokens, finish, reason, logprobs, self._cached(request)))
-        first_s = self._told(request, now) if finish in ("stop", "length") else None
-        self._guidance.ended(request, first_s, now)
-        self._let_go(request)
-
-    def _starts(self, flight: Flight, now: float) -> None:
-        for request in flight.starting:
-            if request.held is not None:
-                self._release(request, now)
-
-    def _release(self, request: Request, now: float) -> None:
-        """Tells a token that was held, or comes with something more to say."""
-        assert request.held is not None
-        self._outputs.append(request.held)
-        request.held = None
-        self._told(request, now)
-
-    def _told(self, request: Request, now: float) -> float:
-        """When it was told its first token: that may be now."""
-        if request.first_s is None:
-            request.first_s = now
-            self._guidance.first_token(request, now)
-        return request.first_s
-
-    def _let_go(self, request: Request) -> None:
-        if request.in_flight == 0:
-            self._residency.release(request)
-
-    def _fail_all(self, reason: str, now: float) -> None:
-        for request in list(self.requests.values()):
-            self._end(request, "error", [], reason, now)
-
-    def _cached(self, request: Request) -> int:
-        """``cached_tokens`` for an Output: told once."""
-        if request.reported:
-            return 0
-        request.reported = True
-        return request.cached_tokens
-
-    def _count(self, finish: str) -> None:
-        self._finished[finish] = self._finished.get(finish, 0) + 1
+                self._answers.end(request, "error", [], why, now)
 
     # ---- readings
 
@@ -495,7 +380,7 @@ class Core:
         for lane in self.lanes.values():
             lane.stats.alive = lane.alive
             lane.stats.phases = lane.spec.phases if lane.spec else ""
-            lane.stats.share = self._share(lane) if lane.spec else 0.0
+            lane.stats.share = self._roster.share(lane, self.shares) if lane.spec else 0.0
             lane.stats.inflight = len(lane.flights)
         return Stats(
             mode=self.mode.name,
@@ -511,7 +396,7 @@ class Core:
             prefix_hits_tokens=residency.hit_tokens,
             handovers=self._binder.totals.handovers,
             preemptions=self._binder.totals.preemptions,
-            finished=dict(self._finished),
+            finished=dict(self._answers.finished),
             late=sum(r.late for r in (*self._queues.waiting, *self._queues.prefilling.values())),
             order=config.order,
             max_num_batched_tokens=config.max_num_batched_tokens,
