@@ -1,10 +1,10 @@
 """The engine on a GPU: transformers' tokens up to bf16 rounding, and the same ones in every mode and share."""
 
-import asyncio
-import itertools
+from functools import partial
 
 import pytest
 import torch
+from across_modes import check_alike, tokens_in_modes
 from engine_driver import SLO, EngineDriver, mixed_prompts
 
 from tidegate.node.config import EngineConfig
@@ -33,29 +33,13 @@ def check(model, prompts, answers, what):
     assert best > 0.95 and max(found) < 0.1, what
 
 
-async def move_shares(engine):
-    for share in itertools.cycle((0.3, 0.7, 0.5)):
-        await engine.set_shares({"P": share, "D": 1 - share})
-        await asyncio.sleep(0.02)
-
-
 def test_tokens_are_transformers_in_every_mode_and_share(family_on_gpu):
     path, model = family_on_gpu
     prompts = mixed_prompts(32, 2000, 1000)
-    by_mode = {}
     with EngineDriver(config(path, prefix_caching=False)) as engine:
-        for mode in MODES:
-            engine.run(engine.engine.set_mode(mode))
-            specs = [engine.spec(prompt, MAX_TOKENS) for prompt in prompts]
-            two_lanes = len(MODES[mode].lanes) > 1
-            answers = engine.answers(specs, meanwhile=move_shares(engine.engine) if two_lanes else None)
-            check(model, prompts, answers, mode)
-            by_mode[mode] = [answer.tokens for answer in answers]
+        by_mode = tokens_in_modes(engine, MODES, prompts, MAX_TOKENS, partial(check, model))
         assert engine.stats().blocks_used == 0
-    for one, other in itertools.combinations(by_mode, 2):
-        same = sum(a == b for a, b in zip(by_mode[one], by_mode[other], strict=True))
-        print(f"{one} and {other}: {same} of {len(prompts)} answers are the same to the last token")
-        assert same >= 0.8 * len(prompts), "bf16 may break ties differently, seldom"
+    check_alike(by_mode, 0.8, "bf16 may break ties differently, seldom")
 
 
 def test_sampling_and_penalties_repeat_alone_and_in_a_crowd(tiny_on_gpu):

@@ -6,12 +6,13 @@ these models, and 93.6 % in transformers' modules; the worst of 546 choices are 
 of the logits behind the best.
 """
 
-import itertools
+from functools import partial
 
 import pytest
 import torch
+from across_modes import check_alike, tokens_in_modes
 from engine_driver import SLO, EngineDriver, mixed_prompts, reference
-from test_gpu_engine import move_shares, regrets
+from test_gpu_engine import regrets
 from transformers import AutoModelForCausalLM, DeepseekV3Config, Gemma3TextConfig, Qwen3MoeConfig
 
 from tidegate.node.config import EngineConfig
@@ -87,21 +88,14 @@ def check_float32(path, model, modes):
 
 def test_graphs_answer_as_the_float32_reference_does_in_every_mode(family):
     path, model = family
-    prompts, by_mode = mixed_prompts(16, 500, 1000, seed=3), {}
+    prompts = mixed_prompts(16, 500, 1000, seed=3)
     with EngineDriver(engine_config(path, prefix_caching=False)) as engine:
         assert "without graphs" not in engine.engine.info.device
         model.cuda()
-        for mode in ("chunked", "semi", "auto"):
-            engine.run(engine.engine.set_mode(mode))
-            moving = move_shares(engine.engine) if len(MODES[mode].lanes) > 1 else None
-            answers = engine.answers([engine.spec(prompt, MAX_TOKENS) for prompt in prompts], meanwhile=moving)
-            check_near_the_reference(model, prompts, answers, mode)
-            by_mode[mode] = [answer.tokens for answer in answers]
+        near = partial(check_near_the_reference, model)
+        by_mode = tokens_in_modes(engine, ("chunked", "semi", "auto"), prompts, MAX_TOKENS, near)
         assert engine.stats().blocks_used == 0
-    for one, other in itertools.combinations(by_mode, 2):
-        same = sum(a == b for a, b in zip(by_mode[one], by_mode[other], strict=True))
-        print(f"{one} and {other}: {same} of {len(prompts)} answers are the same to the last token")
-        assert same >= 0.6 * len(prompts), "bf16 may break ties differently, of tokens and of experts, seldom"
+    check_alike(by_mode, 0.6, "bf16 may break ties differently, of tokens and of experts, seldom")
 
 
 def test_float32_tokens_are_transformers_in_every_mode(fallback):

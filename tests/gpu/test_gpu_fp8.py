@@ -2,9 +2,10 @@
 
 import pytest
 import torch
+from across_modes import move_shares
 from engine_driver import EngineDriver, mixed_prompts
 from gpu_lane import Lane
-from test_gpu_engine import MAX_TOKENS, config, move_shares, regrets
+from test_gpu_engine import MAX_TOKENS, config, regrets
 
 from tidegate.base.specs import ModelSpec
 from tidegate.kernels import fp8, torch_experts

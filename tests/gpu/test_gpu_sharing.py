@@ -3,8 +3,9 @@
 import time
 
 import pytest
+from across_modes import move_shares
 from engine_driver import EngineDriver, mixed_prompts
-from test_gpu_engine import MAX_TOKENS, check, config, move_shares
+from test_gpu_engine import MAX_TOKENS, check, config
 
 from tidegate.device.places import FORMS
 
