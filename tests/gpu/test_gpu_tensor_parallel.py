@@ -1,13 +1,15 @@
 """Two GPUs that compute a model together: one GPU's tokens, in every mode and while shares move, and a clear end."""
 
 import asyncio
-import itertools
+from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
+from across_modes import check_alike, tokens_in_modes
 from engine_driver import SLO, EngineDriver, mixed_prompts, reference
 from gpu_models import tiny
+from test_gpu_engine import regrets
 from transformers import AutoModelForCausalLM, DeepseekV3Config, Qwen3MoeConfig
 
 from tidegate.base.errors import ConfigError
@@ -39,46 +41,26 @@ def config(path, **more):
     return EngineConfig(model=path, device="cuda", tensor_parallel_size=2, **asked | more)
 
 
-async def move_shares(engine):
-    for share in itertools.cycle((0.3, 0.7, 0.5)):
-        await engine.set_shares({"P": share, "D": 1 - share})
-        await asyncio.sleep(0.02)
-
-
-@torch.inference_mode()
-def regrets(model, prompt, tokens):
-    """How much worse than the best one the float32 reference finds each token, in standard deviations of its logits."""
-    logits = model(torch.tensor([prompt + tokens], device="cuda")).logits[0, len(prompt) - 1 : -1].float()
-    chosen = logits.gather(1, torch.tensor(tokens, device="cuda")[:, None])[:, 0]
-    return ((logits.max(-1).values - chosen) / logits.std(-1)).tolist()
+def check(model, prompts, answers, what):
+    found = [r for p, a in zip(prompts, answers, strict=True) for r in regrets(model, p, a.tokens)]
+    best = sum(r == 0.0 for r in found) / len(found)
+    print(f"{what}: {best:.1%} of {len(found)} tokens are the reference's, largest regret {max(found):.4f} std")
+    assert best > 0.97 and max(found) < 0.1, what
 
 
 def test_graphs_on_two_gpus_give_the_reference_tokens_in_every_mode_and_share(tiny_on_gpu):
     path, model = tiny_on_gpu
     prompts = mixed_prompts(24, 1000, 1000)
-    by_mode = {}
     with EngineDriver(config(path, prefix_caching=False)) as engine:
         print(engine.engine.info.device)
         assert "2 ×" in engine.engine.info.device and "without graphs" not in engine.engine.info.device
-        for mode in MODES:
-            engine.run(engine.engine.set_mode(mode))
-            specs = [engine.spec(prompt, MAX_TOKENS) for prompt in prompts]
-            moving = move_shares(engine.engine) if len(MODES[mode].lanes) > 1 else None
-            answers = engine.answers(specs, meanwhile=moving)
-            found = [r for p, a in zip(prompts, answers, strict=True) for r in regrets(model, p, a.tokens)]
-            best = sum(r == 0.0 for r in found) / len(found)
-            print(f"{mode}: {best:.1%} of {len(found)} tokens are the reference's, largest regret {max(found):.4f} std")
-            assert best > 0.97 and max(found) < 0.1, mode
-            by_mode[mode] = [answer.tokens for answer in answers]
+        by_mode = tokens_in_modes(engine, MODES, prompts, MAX_TOKENS, partial(check, model))
         (sampled, again) = (
             engine.answers([engine.spec([5, 6, 7], 12, temperature=0.8, seed=3, top_p=0.9)])[0] for _ in range(2)
         )
         assert sampled.tokens == again.tokens
         assert engine.stats().blocks_used == 0
-    for one, other in itertools.combinations(by_mode, 2):
-        same = sum(a == b for a, b in zip(by_mode[one], by_mode[other], strict=True))
-        print(f"{one} and {other}: {same} of {len(prompts)} answers are the same to the last token")
-        assert same >= 0.8 * len(prompts), "bf16 may break ties differently, seldom"
+    check_alike(by_mode, 0.8, "bf16 may break ties differently, seldom")
 
 
 @pytest.mark.parametrize("family", FAMILIES)

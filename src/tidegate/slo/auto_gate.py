@@ -244,10 +244,8 @@ class AutoGate(Gate):
         return best
 
     def _rate_beside(self, division: Division, start: int) -> float:
-        slower = division.prefill_slowdown * self.belief.factor("prefill beside")
-        most = self.limits.most_prompt_tokens
-        tokens = division.prefill.most_new(Work(), start, most, self.limits.slice_seconds / slower)
-        return tokens / (division.prefill.seconds(Work().and_slice(start, tokens)) * slower)
+        factor = self.belief.factor("prefill beside")
+        return division.prefill_rate(start, self.limits.most_prompt_tokens, self.limits.slice_seconds, factor)
 
     # ---- prefill beside decode
 

@@ -24,7 +24,7 @@ from collections.abc import Callable
 
 from tidegate.slo.divided_gate import DividedGate, OnPart
 from tidegate.slo.gate import HOST_SECONDS, Allowance, Load, Outlook
-from tidegate.slo.latency import Costs, Division, Work
+from tidegate.slo.latency import Division, Work
 
 
 class DriftGate(DividedGate):
@@ -45,7 +45,7 @@ class DriftGate(DividedGate):
         return self._prefill_next(load) if load.lane == "P" else self._decode_next(load)
 
     def outlook(self, lane: str, alone: bool) -> Outlook:
-        if alone or not self._turn_s:
+        if alone or not self.by_turns:
             return super().outlook(lane, alone)
         tokens = self.limits.full_speed_tokens
         slice_s = min(self._turn_s, self._slice_s(tokens, 0))
@@ -57,13 +57,13 @@ class DriftGate(DividedGate):
             wanted = self._smallest()
             self._take_turns(load, wanted)
             self._answer(wanted)
-        if (load.other_busy and self._whole_slice) or (self._turn_s and load.chained and load.other_ready):
+        if (load.other_busy and self._whole_slice) or (self.by_turns and load.chained and load.other_ready):
             return Allowance(0, hold=True)
         self._whose = "P"
         return Allowance(0)
 
     def _prefill_next(self, load: Load) -> Allowance:
-        if not self._turn_s or not (load.other_busy or load.other_ready):
+        if not self.by_turns or not (load.other_busy or load.other_ready):
             self._whole_slice = self.by_turns
             return self._slice(load, self._ahead_s())
         if load.other_busy or self._whose == "D":
@@ -80,17 +80,18 @@ class DriftGate(DividedGate):
 
     def _take_turns(self, load: Load, division: Division) -> None:
         """Begins, goes on or ends, by whether prompts get on faster so than beside decode with this division."""
-        before, start = self._turn_s, load.prompts[0].start if load.prompts else 0
+        before, start = self.by_turns, load.prompts[0].start if load.prompts else 0
         spare = self.slo.tpot_s - HOST_SECONDS - self.TURN_SECONDS - self._alone_s() * self._guard("decode")
         self._turn_s = max(0.0, spare / self._guard("prefill"))
-        tokens = self._tokens(self.model.whole, start, self._turn_s / self.belief.factor("prefill"))
+        most, seconds = self.limits.most_prompt_tokens, self._turn_s / self.belief.factor("prefill")
+        tokens = self.model.whole.most_new(Work(), start, most, seconds)
         if tokens >= self.limits.min_slice_tokens:
             rate = tokens / self._cycle_s(self._slice_s(tokens, start))
             if rate >= self._rate_beside(division, start) * (1.0 / self.ADVANTAGE if before else self.ADVANTAGE):
                 self.moves += not before
                 return
         self._turn_s = 0.0
-        self.moves += bool(before)
+        self.moves += before
 
     def _alone_s(self) -> float:
         """Decode's next step on the whole device."""
@@ -107,13 +108,8 @@ class DriftGate(DividedGate):
         return self.belief.guard(kind, self.SURE)
 
     def _rate_beside(self, division: Division, start: int) -> float:
-        slower = division.prefill_slowdown * self.belief.factor("prefill beside")
-        tokens = self._tokens(division.prefill, start, self._ahead_s() / slower)
-        return tokens / (division.prefill.seconds(Work().and_slice(start, tokens)) * slower)
-
-    def _tokens(self, costs: Costs, start: int, seconds: float) -> int:
-        """Of a slice of at most so long; one at least."""
-        return max(1, costs.most_new(Work(), start, self.limits.most_prompt_tokens, seconds))
+        factor = self.belief.factor("prefill beside")
+        return division.prefill_rate(start, self.limits.most_prompt_tokens, self._ahead_s(), factor)
 
     # ---- side by side
 

@@ -149,6 +149,13 @@ class Division(msgspec.Struct, frozen=True):
     prefill_slowdown: float
     decode_slowdown: float
 
+    def prefill_rate(self, start: int, most: int, seconds: float, factor: float) -> float:
+        """Prompt tokens per second beside decode, in slices from ``start`` of at most ``most`` tokens and ``seconds``,
+        each of which takes ``factor`` times as long as the model says."""
+        slower = self.prefill_slowdown * factor
+        tokens = self.prefill.most_new(Work(), start, most, seconds / slower)
+        return tokens / (self.prefill.seconds(Work().and_slice(start, tokens)) * slower)
+
 
 class LatencyModel(msgspec.Struct, frozen=True):
     whole: Costs
