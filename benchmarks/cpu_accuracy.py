@@ -3,7 +3,9 @@
     python benchmarks/cpu_accuracy.py [--model PATH] [--tokens 64]
 
 Prints the perplexity of a text under both, how often their best next token is the same, the largest and the typical
-difference between their logits, and how far their greedy continuations of the text's sentences agree.
+difference between their logits, and how far their greedy continuations of the text's sentences agree. Then, along
+float32's greedy answers to a few questions in the model's chat template, how much less likely int8 finds each token
+than float32 on average (the Kullback-Leibler divergence), and how often it would choose it.
 """
 
 import argparse
@@ -48,6 +50,18 @@ and a little yeast. Knead the dough for ten minutes, cover it, and let it rise i
 doubled. Then shape it into a loaf, let it rest for another half an hour, and bake it at two hundred and thirty \
 degrees for about forty minutes. The bread is done when it sounds hollow as you knock on its base."""
 
+QUESTIONS = """\
+What is the capital of France?
+Name three colors.
+Write a haiku about the sea.
+Who wrote Romeo and Juliet?
+What is 2+2?
+Explain what a tide mill is in two sentences.
+Translate 'good morning' to Spanish.
+List the planets.
+Give me a recipe for pancakes.
+What does HTTP stand for?"""
+
 
 class OneSequence:
     """One sequence in a pool of its own."""
@@ -87,6 +101,17 @@ def tokenizer_of(source: ModelSource) -> Any:
     return AutoTokenizer.from_pretrained(source.tokenizer_dir)
 
 
+def divergence(exact: torch.Tensor, rounded: torch.Tensor) -> torch.Tensor:
+    """Of each row's distribution of the next token, in nats: ``[N]`` of logits ``[N, vocab]``."""
+    likely = exact.log_softmax(-1)
+    return (likely.exp() * (likely - rounded.log_softmax(-1))).sum(-1)
+
+
+def until(last: int, tokens: list[int]) -> list[int]:
+    """The tokens up to and with the first ``last``, all if there is none."""
+    return tokens[: tokens.index(last) + 1] if last in tokens else tokens
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", help="(default: SmolLM2-135M-Instruct)")
@@ -112,6 +137,17 @@ def main() -> None:
         agreed += next((i for i, (a, b) in enumerate(zip(ours, theirs, strict=True)) if a != b), len(ours))
     print(f"greedy continuations of {arguments.tokens} tokens that are the same: {same} of {count}")
     print(f"tokens before they part: {agreed / count:.0f} on average")
+    along = []
+    for question in QUESTIONS.splitlines():
+        chat = tokenizer.apply_chat_template([{"role": "user", "content": question}], add_generation_prompt=True)
+        prompt = list(chat["input_ids"])
+        answers = [until(tokenizer.eos_token_id, model.greedy(prompt, arguments.tokens)) for model in models.values()]
+        print(question, *(f"  {tokenizer.decode(answer)!r}" for answer in answers), sep="\n")
+        read = [*prompt, *answers[0][:-1]]
+        along.append([model.logits(read)[len(prompt) - 1 :] for model in models.values()])
+    exact, rounded = (torch.cat(logits) for logits in zip(*along, strict=True))
+    print(f"along float32's answers: divergence {divergence(exact, rounded).mean():.4f}")
+    print(f"same best next token: {(exact.argmax(-1) == rounded.argmax(-1)).float().mean():.1%}")
 
 
 if __name__ == "__main__":

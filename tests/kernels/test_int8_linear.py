@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from tidegate.kernels.int8_linear import Int8Linear, activation_levels, quantise_rows
+from tidegate.kernels.int8_linear import Int8Linear, activation_levels, quantise_rows, segments_of, take_spread_inputs
 
 
 @pytest.fixture(params=[1, 2], autouse=True)
@@ -48,8 +48,28 @@ def test_products_are_those_of_the_rounded_weight_and_the_rounded_input(
     assert (got - expected).abs().div(edge).median() < 1e-2
 
 
-def test_a_row_is_the_same_to_the_bit_alone_and_among_any_others() -> None:
-    linear = Int8Linear(*quantise_rows(torch.randn(192, 128)), torch.randn(192))
+@pytest.mark.parametrize("width, segments", [(1, 1), (33, 1), (2, 2), (6, 2), (40, 8), (64, 32), (1536, 32)])
+def test_spread_inputs_give_the_same_product_and_share_an_outlier_among_segments(width: int, segments: int) -> None:
+    assert segments_of(width) == segments
+    weight, x = torch.randn(96, width), torch.randn(5, width)
+    turned = weight.clone()
+    take_spread_inputs(turned)
+    expected = x.double() @ weight.double().T
+    spread = torch.eye(width // segments)
+    while len(spread) < width:
+        spread = torch.kron(torch.tensor([[1.0, 1.0], [1.0, -1.0]]), spread)
+    torch.testing.assert_close(x @ spread @ turned.T, expected.float(), rtol=1e-4, atol=1e-3)
+    x[:, width // 2] = 100.0
+    expected = x.double() @ weight.double().T
+    plain = Int8Linear(*quantise_rows(weight), None)(x) - expected
+    got = Int8Linear(*quantise_rows(turned), None, spread=True)(x) - expected
+    assert got.norm() < 0.02 * expected.norm()
+    assert segments < 8 or got.norm() < 0.7 * plain.norm()
+
+
+@pytest.mark.parametrize("spread", [False, True])
+def test_a_row_is_the_same_to_the_bit_alone_and_among_any_others(spread: bool) -> None:
+    linear = Int8Linear(*quantise_rows(torch.randn(192, 128)), torch.randn(192), spread)
     rows = torch.randn(40, 128)
     together = linear(rows)
     assert torch.equal(torch.cat([linear(row.unsqueeze(0)) for row in rows]), together)

@@ -1,6 +1,7 @@
 """Int8 models: what is stored, how near they are to the float model, and that rows don't see each other."""
 
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -11,6 +12,7 @@ from transformers import PreTrainedModel
 from tidegate.base.errors import ModelError
 from tidegate.base.specs import ModelSpec
 from tidegate.kernels.cpu_attention import CpuAttention
+from tidegate.kernels.int8_linear import activation_levels, take_spread_inputs
 from tidegate.models.linears import load, stored, stored_bytes
 from tidegate.models.matrices import matrices
 from tidegate.models.rotation import Rotation, rotate
@@ -76,6 +78,8 @@ def test_every_matrix_of_the_turned_model_is_stored_as_int8_with_scales(family: 
     load(source, quantised, fractions.append)
     assert fractions[-1] == 1.0
     for name in matrices(source.spec):
+        if name.endswith(".down"):
+            take_spread_inputs(floats[name])
         scale = quantised[name + "_scale"].unsqueeze(1)
         assert quantised[name].dtype == torch.int8
         assert ((quantised[name] * scale - floats[name]).abs() <= 0.5001 * scale).all()
@@ -112,6 +116,27 @@ def test_a_prompts_logits_are_the_same_however_it_is_cut_and_whoever_is_beside_i
     difference = (torch.cat(rows) - whole).abs()
     assert difference.max() < 0.05 * whole.std()
     assert (torch.cat(rows).argmax(-1) == whole.argmax(-1)).float().mean() > 0.9
+
+
+def test_the_real_model_answers_as_likely_in_int8_as_in_float(smollm2: tuple[str, PreTrainedModel, Any]) -> None:
+    """What a user notices: along float32's greedy answers, how much less likely int8 finds them."""
+    path, _, tokenizer = smollm2
+    divergences = []
+    for question in ("What is the capital of France?", "Name three colors.", "What does HTTP stand for?"):
+        messages = [{"role": "user", "content": question}]
+        tokens = list(tokenizer.apply_chat_template(messages, add_generation_prompt=True)["input_ids"])
+        exact = Driver(path, 1, 128, backend=CpuAttention)
+        logits = [exact.step([(0, tokens)])[0][-1:]]
+        while len(logits) < 16 and (token := int(logits[-1].argmax())) != tokenizer.eos_token_id:
+            tokens.append(token)
+            logits.append(exact.step([(0, [token])])[0])
+        rounded = Driver(path, 1, 128, quantization="int8", backend=CpuAttention).step([(0, tokens)])[0]
+        likely = torch.cat(logits).log_softmax(-1)
+        divergence = likely.exp() * (likely - rounded[-len(logits) :].log_softmax(-1))
+        divergences.append(float(divergence.sum(-1).mean()))
+        if "France" in question:
+            assert "Paris" in tokenizer.decode(tokens)
+    assert 0.0 < sum(divergences) / 3 < (0.007 if activation_levels() == 127 else 0.02), divergences
 
 
 def test_an_unknown_quantization_is_refused(family: tuple[PreTrainedModel, str]) -> None:
