@@ -23,7 +23,7 @@ from tidegate.models.registry import build_model
 from tidegate.runner.lane_runner import Enqueued
 from tidegate.runner.sampler import Sampled, Sampler
 from tidegate.runner.shapes import MAX_SLICES, PADDING, TOKEN_STEPS, Scratch, StepShape, held_by, shape_for
-from tidegate.runner.step_graph import Staging, StepGraph
+from tidegate.runner.step_graph import BlockLists, Staging, StepGraph
 
 CAPTURE = threading.Lock()  # CUDA takes one capture at a time
 
@@ -49,12 +49,11 @@ class GpuRunner:
         scales = kv_scales(spec, weights) if pool.kv.dtype == E4M3 else unit_scales(spec.num_layers)
         self._kernels = graph_kernels(spec, scales)
         self._sms = torch.cuda.get_device_properties(pool.kv.device).multi_processor_count
-        most_rows = shape_for(0, pool.spec.max_num_seqs - 1).decodes
-        self._scratch_bytes = scratch_bytes(
-            spec, self._types, TOKEN_STEPS[-1], MAX_SLICES, self._sms, PADDING.padded_rows(most_rows)
-        )
+        most_rows = PADDING.padded_rows(shape_for(0, pool.spec.max_num_seqs - 1).decodes)
+        self._scratch_bytes = scratch_bytes(spec, self._types, TOKEN_STEPS[-1], MAX_SLICES, self._sms, most_rows)
         partial = torch.empty(self._scratch_bytes, dtype=torch.uint8, device=pool.kv.device)
         self._workspaces = Workspace(partial), Workspace(partial)
+        self._lists = BlockLists(most_rows, pool.spec.max_blocks_per_seq, pool.kv.device)
         self._staging = Staging()
         self._memory = torch.cuda.graph_pool_handle()
         self._graphs: dict[tuple[StepShape, Place], StepGraph] = {}
@@ -113,7 +112,7 @@ class GpuRunner:
         with CAPTURE, torch.cuda.stream(there):
             graph = StepGraph(
                 self._spec, self._model, self._attention, self._kernels, self._types, self._pool, shape, self._scratch,
-                self._workspaces, self._staging, self._may_be_pod(shape),
+                self._workspaces, self._lists, self._staging, self._may_be_pod(shape),
             )  # fmt: skip
             if shape not in self._warm:
                 if self._last is not None:

@@ -25,9 +25,10 @@ from tidegate.runner.shapes import MAX_SLICES, Scratch, StepShape
 
 
 class _Layout:
-    """Where each integer array lies in a step's ``meta`` buffer."""
+    """Where each integer array of a step lies on the host. On the device the first ``fixed`` are the graph's own, and
+    the two lists of blocks the lane's."""
 
-    def __init__(self, shape: StepShape, max_prefill_blocks: int, max_decode_blocks: int) -> None:
+    def __init__(self, shape: StepShape, per_seq: int) -> None:
         tokens = shape.prefill_tokens + shape.decodes
         slices = MAX_SLICES if shape.prefill_tokens else 0
         sizes = {
@@ -35,7 +36,7 @@ class _Layout:
             "sampled": slices + shape.decodes,
             "qo_indptr": slices + 1, "p_indptr": slices + 1, "p_last": slices,
             "d_indptr": shape.decodes + 1, "d_last": shape.decodes,
-            "p_indices": max_prefill_blocks if slices else 0, "d_indices": max_decode_blocks if shape.decodes else 0,
+            "p_indices": slices * per_seq, "d_indices": shape.decodes * per_seq,
         }  # fmt: skip
         self.spans: dict[str, tuple[int, int]] = {}
         at = 0
@@ -43,7 +44,16 @@ class _Layout:
             self.spans[name] = (at, at + size)
             at += -(-size // 4) * 4  # kernels want 16-byte alignment
         self.size = at
-        self.fixed = self.spans["p_indices"][0]  # everything before the block lists is copied whole
+        self.fixed = self.spans["p_indices"][0]
+
+
+class BlockLists:
+    """On the device, the blocks of a step's prompts and those of its decodes, row after row. Shared by all of a lane's
+    graphs: a step's are filled behind the step before. With long contexts each is megabytes."""
+
+    def __init__(self, num_decodes: int, per_seq: int, device: torch.device) -> None:
+        self.prefill = torch.zeros(MAX_SLICES * per_seq, dtype=torch.int32, device=device)
+        self.decode = torch.zeros(num_decodes * per_seq, dtype=torch.int32, device=device)
 
 
 class Staging:
@@ -75,25 +85,24 @@ class StepGraph:
 
     def __init__(
         self, spec: ModelSpec, model: Model, attention: SwitchedAttention, kernels: GraphKernels, types: Types,
-        pool: Pool, shape: StepShape, scratch: Scratch, workspaces: tuple[Workspace, Workspace], staging: Staging,
-        pod: bool = False,
+        pool: Pool, shape: StepShape, scratch: Scratch, workspaces: tuple[Workspace, Workspace], lists: BlockLists,
+        staging: Staging, pod: bool = False,
     ) -> None:  # fmt: skip
         """``pod``: of a hybrid shape, with the second graph."""
         self.shape = shape
         self._model, self._attention, self._pool, self._scratch = model, attention, pool, scratch
-        device, per_seq = pool.kv.device, pool.spec.max_blocks_per_seq
-        self._layout = _Layout(shape, MAX_SLICES * per_seq, shape.decodes * per_seq)
-        self._meta = torch.zeros(self._layout.size, dtype=torch.int32, device=device)
-        self._staging = staging
+        self._layout = _Layout(shape, pool.spec.max_blocks_per_seq)
+        self._meta = torch.zeros(self._layout.fixed, dtype=torch.int32, device=pool.kv.device)
+        self._lists, self._staging = lists, staging
         block_size = pool.spec.block_size
         self._prefill = self._decode = self._pod = None
-        prompts = PagedRows(self._of("p_indptr"), self._of("p_indices"), self._of("p_last"))
+        prompts = PagedRows(self._of("p_indptr"), lists.prefill, self._of("p_last"))
         if shape.prefill_tokens:
             self._prefill = kernels.prefill_rows(
                 spec, types, block_size, shape.prefill_tokens, workspaces[0], self._of("qo_indptr"), prompts
             )
         if shape.decodes:
-            rows = PagedRows(self._of("d_indptr"), self._of("d_indices"), self._of("d_last"))
+            rows = PagedRows(self._of("d_indptr"), lists.decode, self._of("d_last"))
             self._decode = kernels.decode_rows(spec, types, block_size, workspaces[1], rows)
         places, apart = self._of("places"), ApartRows(shape.prefill_tokens, self._prefill, self._decode)
         self.forms = {APART: _Recorded(kernels.attention(pool.kv, places, apart))}
@@ -241,18 +250,17 @@ class StepGraph:
         self, host: torch.Tensor, prefill_blocks: int, decode_blocks: int, kv_lens: NDArray[np.int32],
         context_lens: NDArray[np.int32], prompts: Any,
     ) -> None:  # fmt: skip
-        spans = self._layout.spans
-        self._copy(host, 0, self._layout.fixed)
+        self._meta.copy_(host[: self._layout.fixed], non_blocking=True)
         if prompts is not None:
-            self._copy(host, spans["p_indices"][0], prefill_blocks)
+            self._list(host, "p_indices", prefill_blocks, self._lists.prefill)
             prompts.plan(self._host(host, "qo_indptr"), self._host(host, "p_indptr"), torch.from_numpy(kv_lens))
         if self._decode is not None:
-            self._copy(host, spans["d_indices"][0], decode_blocks)
+            self._list(host, "d_indices", decode_blocks, self._lists.decode)
             self._decode.plan(self._host(host, "d_indptr"), torch.from_numpy(context_lens))
 
-    def _copy(self, host: torch.Tensor, start: int, count: int) -> None:
+    def _list(self, host: torch.Tensor, name: str, count: int, blocks: torch.Tensor) -> None:
         if count:
-            self._meta[start : start + count].copy_(host[start : start + count], non_blocking=True)
+            blocks[:count].copy_(self._host(host, name)[:count], non_blocking=True)
 
     def _host(self, host: torch.Tensor, name: str) -> torch.Tensor:
         start, end = self._layout.spans[name]

@@ -150,11 +150,11 @@ class AutoGate(Gate):
     def _mean_kept(self, load: Load) -> tuple[float, Option]:
         """The same with an SLO on the mean: the base, and of what decoding requests can spare as much as prompts need.
         To take more than one of them can spare costs that one its SLO, and is done if it saves more prompts."""
-        base = self.slo.tpot_s * self.MARGIN
+        base = limit = self.slo.tpot_s * self.MARGIN
         if load.spares_s:
-            base = max(base, min(load.spares_s[0] / self.BANKED, self.LONGEST * base))
-        usual = self._averaging(load, base)
-        speed = self._speed(load, base, usual)
+            limit = max(base, min(load.spares_s[0] / self.BANKED, self.LONGEST * base))
+        usual = self._averaging(load, limit)
+        speed = self._speed(load, limit, usual)
         plain = best = Pace(self.model.whole, self.limits.full_speed_tokens, speed, 0.0)
         asked = plain.asked(load)
         kept = plain.kept(asked)
@@ -166,8 +166,8 @@ class AutoGate(Gate):
             if len(saving) - lost > most:
                 best, kept, most = pace, saving, len(saving) - lost
         self._pace = best
-        needed = best.needed_s(kept)
-        return (base + needed, self._fused(load, base + needed)) if needed > 0 else (base, usual)
+        asked_s = base + best.needed_s(kept)
+        return (asked_s, self._fused(load, asked_s)) if asked_s > limit else (limit, usual)
 
     def _longest_gap(self, load: Load) -> float:
         """The SLO's, or the tightest that a request has brought itself, if decode alone can keep it."""
