@@ -2,6 +2,7 @@
 
 import select
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -94,10 +95,12 @@ def test_a_request_handed_from_lane_to_lane_with_shares_that_move_gets_its_token
 
 
 class Graphs(EagerRunner):
-    """An eager runner that has to prepare its steps, and notes where they run."""
+    """An eager runner that has to prepare its steps, and notes where they run. Preparing waits while it is held."""
 
     def __init__(self, pool):
         self.graphs, self.ran = [], []
+        self.free = threading.Event()
+        self.free.set()
         runner = new_runner(pool)
         super().__init__(runner)
 
@@ -105,6 +108,7 @@ class Graphs(EagerRunner):
         return (shape, place) in self.graphs
 
     def prepare(self, shape, place):
+        assert self.free.wait(WAIT_S)
         self.graphs.append((shape, place))
 
     def enqueue(self, step, place):
@@ -112,7 +116,7 @@ class Graphs(EagerRunner):
         return super().enqueue(step, place)
 
 
-def test_a_share_that_moves_is_prepared_between_steps_and_no_step_prepares_anything(host):
+def test_a_share_that_moves_is_prepared_beside_the_steps_and_no_step_waits_for_that(host):
     made = []
     lanes = host(lambda pool: made.append(Graphs(pool)) or made[0], ladder=[DECODE])
     lanes.lanes.start("D")
@@ -123,16 +127,18 @@ def test_a_share_that_moves_is_prepared_between_steps_and_no_step_prepares_anyth
     assert lanes.lanes.reading("D", alone=True).sms == 100
     assert lanes.lanes.reading("D", alone=True).extra_memory_bytes == 7, "what preparing has added"
 
-    lanes.lanes.prepare_shares({"D": 0.8, "P": 0.2})
-    for position in range(200):
-        step = batch(decodes={0: position % 60})
+    def run(position):
+        step = batch(decodes={0: position})
         step.share = 0.8
-        before = lanes.place(0.8) in [place for _, place in graphs.graphs]
         lanes.run("D", step)
-        if before:
-            break
-        assert graphs.ran[-1] in (lanes.place(0.5), lanes.place(0.8))
-    assert graphs.ran[-1] is lanes.place(0.8), "the lane has moved"
+        return graphs.ran[-1]
+
+    graphs.free.clear()
+    lanes.lanes.prepare_shares({"D": 0.8, "P": 0.2})
+    assert {run(position) for position in range(20)} == {lanes.place(0.5)}, "steps go on where they have been"
+    assert lanes.lanes.reading("D", alone=False).sms == 50
+    graphs.free.set()
+    assert any(run(position % 60) is lanes.place(0.8) for position in range(2000)), "the lane moves"
     assert lanes.lanes.reading("D", alone=False).sms == 80
     assert graphs.graphs[2:] == [(DECODE, lanes.place(0.8))], "captured once"
 

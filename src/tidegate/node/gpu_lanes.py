@@ -1,4 +1,5 @@
-"""Lanes as threads over one GPU: each prepares and enqueues its batches, and a second thread waits for them.
+"""Lanes as threads over one GPU: each prepares and enqueues its batches, a second thread waits for them, and a third
+captures graphs for the place to which the lane is moving, so that no batch waits for a capture.
 
 Both lanes hold the interpreter only to prepare a step and to launch it; waiting is done without it. A lane says when
 its batch is about to end (``BatchEnding``), early enough for the next one to be prepared and enqueued behind it.
@@ -11,6 +12,7 @@ import time
 import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 
@@ -29,7 +31,6 @@ from tidegate.runner.lane_runner import LaneRunner, Pending
 from tidegate.runner.shapes import StepShape, shape_for
 
 SWITCH_SECONDS = 2e-4  # of the interpreter: a lane that prepares a step must not wait long for it
-PAUSE_SECONDS = 0.02  # without a batch, after which a lane takes the time to capture a graph
 
 Post = Callable[[Event], None]
 CountSms = Callable[[], int]  # 0 while it is not known
@@ -50,12 +51,18 @@ class LanePlan:
     moving: Sequence[float] = ()  # other shares that a gate may give it at any step: prepared before it serves, too
 
 
+class _Captured(NamedTuple):
+    """What was to be captured has been."""
+
+
 class LaneThreads:
-    """One lane: a thread that enqueues and a thread that collects, in order."""
+    """One lane: a thread that enqueues and one that collects, in order, and one that captures beside them."""
 
     def __init__(self, name: str, plan: LanePlan, starting: threading.Lock, post: Post) -> None:
         self._name, self._plan, self._starting, self._post = name, plan, starting, post
-        self._inbox: queue.SimpleQueue[Batch | float | None] = queue.SimpleQueue()  # a float is a share to prepare
+        # A float is a share to prepare.
+        self._inbox: queue.SimpleQueue[Batch | float | _Captured | None] = queue.SimpleQueue()
+        self._wanted: queue.SimpleQueue[tuple[StepShape, Place] | None] = queue.SimpleQueue()  # to be captured
         self._enqueued: queue.SimpleQueue[tuple[Pending, tuple[StepShape, Place], float] | None] = queue.SimpleQueue()
         self._foresight = Foresight()
         self._runner: LaneRunner | None = None
@@ -64,7 +71,7 @@ class LaneThreads:
         self._extra_bytes = 0
         self._threads = [
             threading.Thread(target=self._guard, args=(work,), name=f"lane-{name}-{work.__name__}", daemon=True)
-            for work in (self._enqueue, self._collect)
+            for work in (self._enqueue, self._capture, self._collect)
         ]
         for thread in self._threads:
             thread.start()
@@ -96,24 +103,21 @@ class LaneThreads:
             self._extra_bytes = self._plan.reserved_bytes() - before
         self._runner, self._moves = runner, moves
         self._post(LaneReady(self._name))
-        busy = False  # a batch has just been enqueued: the device has work for the length of a step
+        capturing = False
         while True:
-            capture = moves.next()
-            try:
-                item = self._inbox.get(timeout=(0 if busy else PAUSE_SECONDS) if capture else None)
-            except queue.Empty:
-                assert capture is not None
-                runner.prepare(*capture)
-                moves.captured()
-                busy = False
-                continue
-            if item is None:
-                break
-            busy = isinstance(item, Batch)
-            if isinstance(item, Batch):
-                self._run(runner, moves, item)
-            else:
-                moves.aim(self._place(item))
+            if not capturing and (wanted := moves.next()) is not None:
+                self._wanted.put(wanted)
+                capturing = True
+            match self._inbox.get():
+                case None:
+                    break
+                case Batch() as batch:
+                    self._run(runner, moves, batch)
+                case _Captured():
+                    moves.captured()
+                    capturing = False
+                case share:
+                    moves.aim(self._place(share))
 
     def _start(self) -> tuple[LaneRunner, Moves]:
         plan = self._plan
@@ -144,6 +148,14 @@ class LaneThreads:
         if place not in self._sms:
             self._sms[place] = self._plan.count_sms(place)
         return place
+
+    # ---- the thread that captures
+
+    def _capture(self) -> None:
+        while (wanted := self._wanted.get()) is not None:
+            assert self._runner is not None
+            self._runner.prepare(*wanted)
+            self._inbox.put(_Captured())
 
     # ---- the thread that collects
 
@@ -180,7 +192,8 @@ class LaneThreads:
             traceback.print_exc()
             self._post(LaneGone(self._name, f"{type(error).__name__}: {error}"))
         finally:
-            self._enqueued.put(None)  # no more will come: the other thread ends too
+            self._enqueued.put(None)  # no more will come: the other threads end too
+            self._wanted.put(None)
 
 
 class GpuLanes:

@@ -45,6 +45,7 @@ class LeadingRunner:
         lead.tell(wire.StartLane(lane))
         self._lane, self._runner, self._lead = lane, make(lane), lead
         self._met: set[StepShape] = set()
+        self._using = threading.Lock()  # the lane's communicator: a capture uses it as a batch does
 
     @property
     def hybrid_attention(self) -> dict[str, int]:
@@ -57,16 +58,17 @@ class LeadingRunner:
         """The first time that a shape is prepared it runs, and the ranks meet in it. Later, for other places, each
         captures on its own, and other lanes go on."""
         if shape in self._met:
-            self._lead.tell(wire.PrepareStep(0, self._lane, shape, place.part))
-            self._runner.prepare(shape, place)
+            with self._using:
+                self._lead.tell(wire.PrepareStep(0, self._lane, shape, place.part))
+                self._runner.prepare(shape, place)
             return
-        with self._lead.turn() as number:
+        with self._using, self._lead.turn() as number:
             self._lead.tell(wire.PrepareStep(number, self._lane, shape, place.part))
             self._runner.prepare(shape, place)
         self._met.add(shape)
 
     def enqueue(self, batch: Batch, place: Place) -> Pending:
-        with self._lead.turn() as number:
+        with self._using, self._lead.turn() as number:
             self._lead.tell(wire.RunStep(number, self._lane, batch, place.part))
             return _Led(self._lane, self._runner.enqueue(batch, place), self._lead)
 

@@ -11,7 +11,7 @@ from tidegate.node.config import EngineConfig
 
 DEFAULT_UTILIZATION = 0.9  # of a GPU's memory
 GPU_RESERVED_BYTES = 6 << 30  # graphs, activations and workspaces of two lanes, at least
-RESERVED_PART = 12  # of a large GPU's memory, one in so many: it runs steps of more rows, on more divisions
+RESERVED_PART = 16  # of a large GPU's memory, one in so many: it runs steps of more rows, on more divisions
 MPS_RESERVED_BYTES = 12 << 30  # the same and contexts, of three processes and one that is prepared beside them
 DEFAULT_KV_BYTES = 4 << 30  # where there is no GPU
 FP8_NAMES = ("fp8", "fp8_e4m3")

@@ -110,6 +110,8 @@ class GpuRunner:
         stream, there = _stream(place), place.capture_stream
         assert there is not None
         with CAPTURE, torch.cuda.stream(there):
+            if (shape, place) in self._graphs:  # by now
+                return self._graphs[shape, place]
             graph = StepGraph(
                 self._spec, self._model, self._attention, self._kernels, self._types, self._pool, shape, self._scratch,
                 self._workspaces, self._lists, self._staging, self._may_be_pod(shape),
@@ -122,8 +124,8 @@ class GpuRunner:
                 torch.cuda.empty_cache()  # what it took lies idle: captured steps have memory of their own
                 self._warm.add(shape)
             graph.capture(self._memory)
-        stream.wait_stream(there)  # the graph's buffers have been filled there
-        self._graphs[shape, place] = graph
+            stream.wait_stream(there)  # the graph's buffers have been filled there
+            self._graphs[shape, place] = graph
         return graph
 
     def _may_be_pod(self, shape: StepShape) -> bool:

@@ -76,7 +76,8 @@ class Enqueued(NamedTuple):
 
 
 class LaneRunner(Protocol):
-    """One lane's, used by one thread; any may read ``hybrid_attention``."""
+    """One lane's, used by one thread; any may read ``hybrid_attention``, and one other may ``prepare`` shapes for a
+    further place that are prepared for one already."""
 
     @property
     def hybrid_attention(self) -> dict[str, int]:
