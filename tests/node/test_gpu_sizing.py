@@ -63,12 +63,12 @@ def test_blocks_and_bytes_that_fit_are_given_as_asked():
 @pytest.mark.parametrize(
     ("asked", "short", "flag"),
     [
-        ({"weights": 150}, "21.7 GiB", "smaller model"),
-        ({"weights": 150, "dtype": "float32"}, "21.7 GiB", "--dtype bfloat16"),
-        ({"free": 20}, "6.7 GiB", "end what else uses it"),
-        ({"gpu_memory_utilization": 0.1}, "12.7 GiB", "--gpu-memory-utilization"),
-        ({"num_blocks": 100_000}, "82.0 GiB", "--num-gpu-blocks-override"),
-        ({"kv_cache_memory_bytes": 120 * GIB}, "6.7 GiB", "--kv-cache-memory-bytes"),
+        ({"weights": 150}, "18.8 GiB", "smaller model"),
+        ({"weights": 150, "dtype": "float32"}, "18.8 GiB", "--dtype bfloat16"),
+        ({"free": 20}, "3.8 GiB", "end what else uses it"),
+        ({"gpu_memory_utilization": 0.1}, "9.8 GiB", "--gpu-memory-utilization"),
+        ({"num_blocks": 100_000}, "79.1 GiB", "--num-gpu-blocks-override"),
+        ({"kv_cache_memory_bytes": 120 * GIB}, "3.8 GiB", "--kv-cache-memory-bytes"),
     ],
 )
 def test_a_refusal_says_how_much_is_short_and_what_to_change(asked, short, flag):
