@@ -38,12 +38,30 @@ def in_time(prompts, now):
 prompts = st.lists(st.tuples(st.integers(1, 9), st.integers(0, 25), st.integers(0, 5)), min_size=1, max_size=6)
 
 
+class ForTheseAlone(BySlack):
+    ROOM = 0.0
+
+
 @given(prompts, st.integers(0, 10))
-def test_no_order_at_all_has_more_prompts_in_time(specs, now):
-    order, all_prompts = BySlack(), [Prompt(tokens, now + left, arrived) for tokens, left, arrived in specs]
+def test_without_room_for_others_no_order_at_all_has_more_prompts_in_time(specs, now):
+    order, all_prompts = ForTheseAlone(), [Prompt(tokens, now + left, arrived) for tokens, left, arrived in specs]
     ranked = order.rank(waiting(order, all_prompts), now, ASecondAToken())
     assert sorted(map(id, ranked)) == sorted(map(id, all_prompts)), "each is served once"
     assert in_time(ranked, now) == max(in_time(other, now) for other in permutations(all_prompts))
+
+
+def test_room_for_others_is_left_at_the_cost_of_the_longest_of_several():
+    def ranked(*all_prompts):
+        order = BySlack()
+        return order.rank(waiting(order, all_prompts), 0.0, ASecondAToken())
+
+    long, short, alone = Prompt(80, 90.0), Prompt(10, 90.0 * (1 + BySlack.ROOM) - 0.5), Prompt(80, 80.0)
+    assert ranked(long, short) == [short, long]
+    short.deadline_s += 1.0
+    assert ranked(long, short) == [long, short]
+    assert ranked(alone) == [alone] and not alone.late
+    many = [Prompt(10, 200.0 * (1 + BySlack.MOST_ROOM), arrived_s=i) for i in range(20)]
+    assert ranked(*many) == many, "never more than the most"
 
 
 @given(prompts)

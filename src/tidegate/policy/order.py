@@ -101,12 +101,14 @@ class BySlack:
     """As many first tokens in time as can be: Moore and Hodgson's rule (J. M. Moore, Management Science 15, 1968).
 
     Requests that were preempted while somebody reads them come first. Then prompts are taken by deadline; whenever the
-    one just taken would be late, the longest of those taken is put off. Those that were put off come next, and those
-    that are late in any case last, by arrival: but so that none starves, late ones get ``LATE_SHARE`` of the tokens
-    whenever there are any, first come first served.
+    one just taken would be late, the longest of those taken is put off. Before all of them are done others will come,
+    for whom room is left: by ``ROOM`` of the work for each but the first, ``MOST_ROOM`` at most. Those that were put
+    off come next, and those that are late in any case last, by arrival: but so that none starves, late ones get
+    ``LATE_SHARE`` of the tokens whenever there are any, first come first served.
     """
 
     LATE_SHARE = 1 / 32
+    ROOM, MOST_ROOM = 0.05, 0.2
     FAR = 1e12  # later than any time: where late prompts wait
     NEVER = FAR / 2  # instead of a deadline that is infinite
 
@@ -139,7 +141,8 @@ class BySlack:
                 continue
             kept.append((work_s, prompt))
             total_s += work_s
-            if now + outlook.after_s(total_s) > prompt.deadline_s:
+            room = min(self.ROOM * (len(kept) - 1), self.MOST_ROOM)
+            if now + outlook.after_s(total_s * (1.0 + room)) > prompt.deadline_s:
                 longest = max(kept, key=_work)
                 kept.remove(longest)
                 put_off.append(longest[1])
