@@ -68,3 +68,30 @@ def test_a_graph_for_another_part_is_captured_without_giving_the_device_work_or_
     following = lane.runner.enqueue(decode, second)
     assert running.collect().tokens == expected
     assert following.collect().tokens == after
+
+
+def test_a_capture_leaves_alone_what_a_step_that_has_been_launched_is_yet_to_read(tiny_on_gpu, monkeypatch):
+    """The lists of blocks belong to the lane, and planning a new graph's shape writes one."""
+    import torch
+    from gpu_lane import Lane
+
+    from tidegate.base.batch import Batch
+    from tidegate.runner.step_graph import StepGraph
+
+    lane = Lane(tiny_on_gpu[0])
+    first, second = lane.places.of("D", 0.5), lane.places.of("D", 0.3)
+    slot = 3  # whose blocks are not those that a shape is planned with
+    steps = [lane.prefill(list(range(1, 65)), slot), Batch(1, 1.0, [], [slot], [64], [], [])]
+    expected = [lane.runner.enqueue(step, first).collect().tokens for step in steps]
+    replay = StepGraph.replay
+
+    def late(graph):
+        torch.cuda._sleep(2_000_000_000)  # about a second, after all that the step reads has been copied
+        replay(graph)
+
+    monkeypatch.setattr(StepGraph, "replay", late)
+    for step, tokens in zip(steps, expected, strict=True):
+        running = lane.runner.enqueue(step, first)
+        lane.runner.prepare(lane.shape(step), second)
+        assert not running.done.query()
+        assert running.collect().tokens == tokens
