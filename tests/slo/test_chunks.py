@@ -23,6 +23,14 @@ def test_within_a_limit_the_fastest_is_not_always_the_largest():
     assert fastest(chunks, 0.005) is None
 
 
+def test_of_steps_with_many_decodes_a_shorter_one_may_do_more_work():
+    assert fastest(CHUNKS, 0.024) == CHUNKS[3]
+    assert fastest(CHUNKS, 0.024, decodes=800) == CHUNKS[1], "more decodes are done in a second"
+    alone = [Chunk(0.010, 0), Chunk(0.020, 10)]
+    assert fastest(alone, 0.025, decodes=1000) == alone[1], "prompts go on all the same"
+    assert fastest(alone, 0.015, decodes=1000) == alone[0]
+
+
 def test_two_sizes_in_turns_do_better_than_one_in_between():
     mix = average(CHUNKS, 0.0245)
     assert (mix.short.tokens, mix.long.tokens) == (404, 916)

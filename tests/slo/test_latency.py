@@ -26,6 +26,13 @@ def times(costs, factor):
     )
 
 
+def test_decodes_amount_to_the_prompt_tokens_that_take_as_long_in_a_large_batch():
+    crowd = Work(new=1024 - 40, rows=40, context=40 * 500)
+    alone = COSTS.seconds(crowd._replace(rows=0, context=0.0)) + COSTS.hybrid_s
+    amount = COSTS.in_prompt_tokens(crowd._replace(new=0), 1024)
+    assert amount * COSTS.dense(1024) / 1024 == pytest.approx(COSTS.seconds(crowd) - alone, rel=0.05)
+
+
 def test_a_batch_takes_its_dense_work_and_its_attention():
     work = Work(rows=56, context=100_000).and_slice(1000, 200)
     assert work.pairs == 200 * 1100 and work.reused == 1000

@@ -136,6 +136,7 @@ class LaneThreads:
 
     def _run(self, runner: LaneRunner, moves: Moves, batch: Batch) -> None:
         came = now_s()
+        self._foresight.came(came)
         shape = shape_for(batch.num_prefill_tokens, len(batch.decode_slots))
         place = moves.place_for(shape, self._place(batch.share))
         enqueued = runner.enqueue(batch, place)
@@ -167,9 +168,11 @@ class LaneThreads:
             wait = self._foresight.wait_before_ending(kind, start, now_s())
             if wait > 0:
                 time.sleep(wait)
+            self._foresight.asked(now_s())
             self._post(BatchEnding(self._name, enqueued.batch_id))
             result = enqueued.collect()
             free = now_s()
+            self._foresight.ended()
             self._foresight.observed(kind, result.seconds)
             self._post(BatchDone(self._name, result))
 

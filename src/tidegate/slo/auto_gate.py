@@ -5,8 +5,10 @@ those that keep every deadline that can be kept.
     spare     time until the earliest due time of a next token; with an SLO on the mean it grows while steps are shorter
               than the SLO. When a prompt would otherwise miss its deadline, as much of it is spent as that needs, else
               a small part of it a step (spent greedily it does harm)
-    fused     the chunk that prefills fastest of those whose hybrid step takes at most that time; with an SLO on the
-              mean, one of the two sizes that do best in turns (``slo.chunks``); the shorter may be decode alone
+    fused     the chunk with which most work is done in a second, of those whose hybrid step takes at most that time:
+              its decodes count too, or steps would be long, many would decode at once, and each step would be full of
+              them. With an SLO on the mean, one of the two sizes that prefill most in turns (``slo.chunks``); the
+              shorter may be decode alone
     beside    the largest share whose decode steps take at most that time, and its rate of prefill
 
 Beside wins by ``ADVANTAGE`` or not at all, since a change costs a step; what is in force needs no advantage.
@@ -142,7 +144,8 @@ class AutoGate(Gate):
     def _gap_kept(self, load: Load) -> tuple[float, Option]:
         """Seconds that decode's next step may take beside prefill, and what is best fused."""
         gap = self._longest_gap(load)
-        best = self._fused(load, gap / self.belief.guard("hybrid", self.SURE) - HOST_SECONDS)
+        decodes = self.model.whole.in_prompt_tokens(load.decode, self.limits.full_speed_tokens)
+        best = self._fused(load, gap / self.belief.guard("hybrid", self.SURE) - HOST_SECONDS, decodes)
         beside = gap / self.belief.guard("decode beside", self.SURE) - HOST_SECONDS
         self._pace = Pace(self.model.whole, self.limits.full_speed_tokens, self._speed(load, beside, best), 0.0)
         return beside, best
@@ -185,11 +188,12 @@ class AutoGate(Gate):
 
     # ---- options
 
-    def _fused(self, load: Load, limit: float) -> Option:
-        """As much prefill as steps of at most ``limit`` can have."""
+    def _fused(self, load: Load, limit: float, decodes: float = 0.0) -> Option:
+        """As much prefill as steps of at most ``limit`` can have, or where the device pads, as much work: ``decodes``
+        prompt tokens' worth of it is not prefill."""
         whole, factor, start = self.model.whole, self.belief.factor("hybrid"), load.prompts[0].start
         if whole.padding.tokens:
-            best = fastest(self._chunks(load), limit)
+            best = fastest(self._chunks(load), limit, decodes)
         else:
             tokens = whole.most_new(load.decode, start, self._most_new(load), limit / factor)
             best = Chunk(whole.seconds(load.decode.and_slice(start, tokens)) * factor, tokens)

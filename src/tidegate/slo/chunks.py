@@ -20,10 +20,15 @@ class Average(NamedTuple):
     tokens_per_s: float
 
 
-def fastest(chunks: Sequence[Chunk], limit_s: float) -> Chunk | None:
-    """The most prompt tokens a second, of those that take at most ``limit_s``; None if all take longer."""
+def fastest(chunks: Sequence[Chunk], limit_s: float, decodes: float = 0.0) -> Chunk | None:
+    """The most prompt tokens a second, of those that take at most ``limit_s``; None if all take longer.
+
+    ``decodes``: prompt tokens to which the decodes of each step amount; they count too. But decode alone is taken only
+    where nothing else fits.
+    """
     within = [chunk for chunk in chunks if chunk.seconds <= limit_s]
-    return max(within, key=lambda chunk: (chunk.tokens / chunk.seconds, chunk.tokens), default=None)
+    with_prompts = [chunk for chunk in within if chunk.tokens] or within
+    return max(with_prompts, key=lambda chunk: ((chunk.tokens + decodes) / chunk.seconds, chunk.tokens), default=None)
 
 
 def average(chunks: Sequence[Chunk], mean_s: float) -> Average | None:

@@ -102,6 +102,11 @@ class Costs(msgspec.Struct, frozen=True):
         attention += self.row_s * rows + (self.hybrid_s if new and rows else 0.0)
         return self.dense(new + self.padding.padded_rows(rows)) + attention
 
+    def in_prompt_tokens(self, decodes: Work, chunk: int) -> float:
+        """The prompt tokens, in batches of ``chunk``, that take as long as what these decodes add to a large batch."""
+        added = self.context_s * decodes.context + self.row_s * decodes.rows
+        return decodes.rows + added * chunk / self.dense(chunk)
+
     def chunks(self, work: Work, start: int, most: int) -> list[tuple[float, int]]:
         """For each size that batches are padded to: the seconds that ``work`` takes with a slice from ``start`` that
         fills it up, and the slice's tokens, at most ``most``. Ascending; none where batches are not padded."""
