@@ -6,6 +6,7 @@ Run as a script it is one process of a lane; imported, it makes a node of them.
 import dataclasses
 import os
 import selectors
+import signal
 import socket
 import sys
 import threading
@@ -58,7 +59,8 @@ def division(share):
 
 
 class Lanes:
-    """MpsLanes with what they run on. ``faults``: of the processes that start next, in order."""
+    """MpsLanes with what they run on. ``faults``: of the processes that start next, in order. ``doomed``: lanes and
+    percentages of which the next process is killed as it starts."""
 
     def __init__(self, home, share=0.5):
         stored = {name: ("float32", tuple(weight.shape)) for name, weight in WEIGHTS.items()}
@@ -71,6 +73,7 @@ class Lanes:
         table = SharedMemory.create(region_bytes(where))
         self.daemon = MpsDaemon("GPU-0", home, FAKE_CONTROL)
         self.faults = []
+        self.doomed = set()
         self.rotation = Rotation(division(share))
         self.started = []  # (lane, percentage) of every process, in order
 
@@ -80,7 +83,11 @@ class Lanes:
             if self.faults:
                 environment["FAKE_FAULT"] = self.faults.pop(0)
             init = wire.GpuLaneInit(lane, MODEL, SPEC, regions, num_bytes, [], eager=True, first=lane == "D")
-            return Worker([sys.executable, __file__], environment, (memory.fd, table.fd), init, percent)
+            worker = Worker([sys.executable, __file__], environment, (memory.fd, table.fd), init, percent)
+            if (lane, percent) in self.doomed:
+                self.doomed.remove((lane, percent))
+                os.kill(worker.pid, signal.SIGKILL)
+            return worker
 
         pool = dataclasses.replace(pool, table=table.tensor(where))
         self.lanes = MpsLanes(pool, self.rotation, lambda shares: division(shares["P"]), spawn, self.daemon)
