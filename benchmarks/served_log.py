@@ -13,7 +13,6 @@ changes of mode or settings:
 import argparse
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from itertools import pairwise
 from pathlib import Path
 
 import msgspec
@@ -22,7 +21,9 @@ from tidegate.base.batch import Batch
 from tidegate.base.events import Arrived, BatchDone, Emit, Launch, ModeSet, Resize, Tuned
 from tidegate.core.config import CoreConfig, tuned
 from tidegate.core.record import Entry, read_log
-from tidegate.slo.goodput import Latency, Metric, Slo, attainment, gaps_s, percentile
+from tidegate.slo.accuracy import kind_of
+from tidegate.slo.goodput import Latency, Metric, Slo, attainment, gaps_s, percentile, quarters
+from tidegate.slo.latency import Work
 from tidegate.slo.parse import parse_slo
 
 
@@ -73,8 +74,7 @@ class Reader:
     def _done(self, event: BatchDone, now: float) -> None:
         batch, behind = self._batches.pop((event.lane, event.result.id))
         seconds, stretch = event.result.seconds, self.stretches[-1]
-        kind = "hybrid" if batch.hybrid else "prefill" if batch.slices else "decode"
-        stretch.took[event.lane, kind].append(seconds)
+        stretch.took[event.lane, kind_of(Work.of(batch), beside=False)].append(seconds)
         if behind:
             stretch.idle[event.lane].append(max(0.0, now - seconds - self._ended_s[event.lane]))
         self._ended_s[event.lane] = now
@@ -92,11 +92,9 @@ def by_length(stretch: Stretch, slo: Slo) -> str:
     for name, (arrived_s, tokens) in stretch.arrived.items():
         times = stretch.times[name]
         rows.append((tokens, Latency.of(arrived_s, times) if times else None))
-    rows.sort(key=lambda row: row[0])
-    bounds = [len(rows) * i // 4 for i in range(5)]
-    quarters = [rows[a:b] for a, b in pairwise(bounds) if b > a]
-    said = [f"<= {rows[-1][0]:,} tokens: {attainment([x for _, x in rows], slo):.0%}" for rows in quarters]
-    return f"{' · '.join(said)} · all {len(rows)}: {attainment([x for _, x in rows], slo):.1%}"
+    parts = quarters(rows, lambda row: row[0])
+    said = [f"<= {part[-1][0]:,} tokens: {attainment([of for _, of in part], slo):.0%}" for part in parts]
+    return " · ".join([*said, f"all {len(rows)}: {attainment([of for _, of in rows], slo):.1%}"])
 
 
 def report(stretch: Stretch, slo: Slo | None, until_s: float) -> Iterator[str]:

@@ -71,7 +71,7 @@ def test_a_graph_for_another_part_is_captured_without_giving_the_device_work_or_
 
 
 def test_a_capture_leaves_alone_what_a_step_that_has_been_launched_is_yet_to_read(tiny_on_gpu, monkeypatch):
-    """The lists of blocks belong to the lane, and planning a new graph's shape writes one."""
+    """The lists of blocks belong to the lane, and planning a new graph's shape must not write them."""
     import torch
     from gpu_lane import Lane
 

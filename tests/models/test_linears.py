@@ -121,16 +121,19 @@ def test_a_prompts_logits_are_the_same_however_it_is_cut_and_whoever_is_beside_i
 def test_the_real_model_answers_as_likely_in_int8_as_in_float(smollm2: tuple[str, PreTrainedModel, Any]) -> None:
     """What a user notices: along float32's greedy answers, how much less likely int8 finds them."""
     path, _, tokenizer = smollm2
+    exact = Driver(path, 3, 128, backend=CpuAttention)
+    rounding = Driver(path, 3, 128, quantization="int8", backend=CpuAttention)
     divergences = []
-    for question in ("What is the capital of France?", "Name three colors.", "What does HTTP stand for?"):
+    for slot, question in enumerate(
+        ("What is the capital of France?", "Name three colors.", "What does HTTP stand for?")
+    ):
         messages = [{"role": "user", "content": question}]
         tokens = list(tokenizer.apply_chat_template(messages, add_generation_prompt=True)["input_ids"])
-        exact = Driver(path, 1, 128, backend=CpuAttention)
-        logits = [exact.step([(0, tokens)])[0][-1:]]
+        logits = [exact.step([(slot, tokens)])[0][-1:]]
         while len(logits) < 16 and (token := int(logits[-1].argmax())) != tokenizer.eos_token_id:
             tokens.append(token)
-            logits.append(exact.step([(0, [token])])[0])
-        rounded = Driver(path, 1, 128, quantization="int8", backend=CpuAttention).step([(0, tokens)])[0]
+            logits.append(exact.step([(slot, [token])])[0])
+        rounded = rounding.step([(slot, tokens)])[0]
         likely = torch.cat(logits).log_softmax(-1)
         divergence = likely.exp() * (likely - rounded[-len(logits) :].log_softmax(-1))
         divergences.append(float(divergence.sum(-1).mean()))

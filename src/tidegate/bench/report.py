@@ -3,13 +3,12 @@
 import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from itertools import pairwise
 
 import msgspec
 
 from tidegate.bench.load import Record
 from tidegate.bench.own_load import OwnLoad
-from tidegate.slo.goodput import Latency, Metric, Slo, attainment, gaps_s, goodput, percentile
+from tidegate.slo.goodput import Latency, Metric, Slo, attainment, gaps_s, goodput, percentile, quarters
 
 
 class Distribution(msgspec.Struct, frozen=True):
@@ -186,12 +185,8 @@ def _with_both_metrics(slos: Iterable[Slo]) -> list[Slo]:
 
 
 def _by_prompt(records: Sequence[Record], latencies: Sequence[Latency | None], slo: Slo) -> list[PromptQuartile]:
-    order = sorted(range(len(records)), key=lambda i: records[i].prompt_tokens)
-    lengths = [records[i].prompt_tokens for i in order]
-    if len(order) < 4 or lengths[0] == lengths[-1]:
+    requests = [(record.prompt_tokens, latency) for record, latency in zip(records, latencies, strict=True)]
+    parts = quarters(requests, lambda request: request[0])
+    if not parts or parts[0][0][0] == parts[-1][-1][0]:
         return []
-    cuts = [len(order) * quarter // 4 for quarter in range(5)]
-    return [
-        PromptQuartile(lengths[start], lengths[end - 1], attainment([latencies[i] for i in order[start:end]], slo))
-        for start, end in pairwise(cuts)
-    ]
+    return [PromptQuartile(part[0][0], part[-1][0], attainment([of for _, of in part], slo)) for part in parts]

@@ -93,16 +93,10 @@ class Workspace:
         self._staging.reverse()
         return self._staging[0]
 
-    def serve(self, wrapper: Any, rows: PagedRows) -> None:
-        """Makes a wrapper that has planned its shape use the shared schedule and list of blocks instead of its own."""
+    def serve(self, wrapper: Any) -> None:
+        """Makes a wrapper that has planned its shape use the shared schedule instead of its own."""
         wrapper._int_workspace_buffer = self.schedule
         wrapper._pin_memory_int_workspace_buffer = self._staging[0]
-        wrapper._paged_kv_indices_buf = rows.indices
-
-
-def _unread_list(num_blocks: int, rows: PagedRows) -> torch.Tensor:
-    """Of blocks, for a wrapper to plan its shape with."""
-    return torch.zeros(num_blocks, dtype=torch.int32, device=rows.indices.device)
 
 
 class PrefillRows:
@@ -117,18 +111,18 @@ class PrefillRows:
         self._window = spec.sliding_window - 1 if spec.sliding_window else -1
         self._wrapper = flashinfer.BatchPrefillWithPagedKVCacheWrapper(
             workspace.scratch, "NHD", use_cuda_graph=True, qo_indptr_buf=qo_indptr, paged_kv_indptr_buf=rows.indptr,
-            paged_kv_indices_buf=_unread_list(-(-num_tokens // block_size), rows),
-            paged_kv_last_page_len_buf=rows.last_block_len, backend=prefill_backend(types),
+            paged_kv_indices_buf=rows.indices, paged_kv_last_page_len_buf=rows.last_block_len,
+            backend=prefill_backend(types),
         )  # fmt: skip
         self._module = _module(prefill_backend(types), spec, types)
         self._fa2_options = (-1, False, 0) if prefill_backend(types) == "fa2" else ()
 
         self._plan_shape(len(rows.last_block_len))
-        workspace.serve(self._wrapper, rows)
+        workspace.serve(self._wrapper)
 
     def _plan_shape(self, num_rows: int) -> None:
-        """FlashInfer's own plan, which also sets what ``run`` reads on the host. Its schedule and its list of blocks go
-        to buffers of the wrapper's own, since a step that uses the shared ones may be running."""
+        """FlashInfer's own plan, which also sets what ``run`` reads on the host. Its schedule goes to a buffer of the
+        wrapper's own, and it is given no blocks to list, since a step that uses the shared ones may be running."""
         spec, size = self._spec, self._block_size
         qo = torch.full((num_rows + 1,), self._num_tokens, dtype=torch.int32)
         qo[0] = 0
@@ -138,7 +132,7 @@ class PrefillRows:
         lens = torch.zeros(num_rows, dtype=torch.int32)
         lens[0] = self._num_tokens
         self._wrapper.plan(
-            qo, indptr, torch.zeros(blocks, dtype=torch.int32), last, spec.num_heads, spec.num_kv_heads, spec.head_dim,
+            qo, indptr, torch.zeros(0, dtype=torch.int32), last, spec.num_heads, spec.num_kv_heads, spec.head_dim,
             size, causal=True, window_left=self._window, q_data_type=self._types.compute, kv_data_type=self._types.kv,
             o_data_type=self._types.compute, seq_lens=lens,
         )  # fmt: skip
@@ -173,13 +167,12 @@ class DecodeRows:
         self._qo_indptr = torch.arange(self._num_rows + 1, dtype=torch.int32)
         self._wrapper = flashinfer.BatchDecodeWithPagedKVCacheWrapper(
             workspace.scratch, "NHD", use_cuda_graph=True, use_tensor_cores=True, paged_kv_indptr_buffer=rows.indptr,
-            paged_kv_indices_buffer=_unread_list(self._num_rows, rows),
-            paged_kv_last_page_len_buffer=rows.last_block_len, backend="fa2",
+            paged_kv_indices_buffer=rows.indices, paged_kv_last_page_len_buffer=rows.last_block_len, backend="fa2",
         )  # fmt: skip
         self._module = fa2_module(spec, types)
 
         self._plan_shape()
-        workspace.serve(self._wrapper, rows)
+        workspace.serve(self._wrapper)
 
     @property
     def plan_info(self) -> Any:
@@ -190,7 +183,7 @@ class DecodeRows:
         """See ``PrefillRows._plan_shape``."""
         spec, count = self._spec, self._num_rows
         self._wrapper.plan(
-            torch.arange(count + 1, dtype=torch.int32), torch.zeros(count, dtype=torch.int32),
+            torch.arange(count + 1, dtype=torch.int32), torch.zeros(0, dtype=torch.int32),
             torch.ones(count, dtype=torch.int32), spec.num_heads, spec.num_kv_heads, spec.head_dim, self._block_size,
             window_left=self._window, q_data_type=self._types.compute, kv_data_type=self._types.kv,
             o_data_type=self._types.compute,

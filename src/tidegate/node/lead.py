@@ -8,7 +8,7 @@ each of them, so nothing is sent back.
 
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import NamedTuple
 
 from tidegate.base.batch import Batch, BatchResult
@@ -57,12 +57,8 @@ class LeadingRunner:
     def prepare(self, shape: StepShape, place: Place) -> None:
         """The first time that a shape is prepared it runs, and the ranks meet in it. Later, for other places, each
         captures on its own, and other lanes go on."""
-        if shape in self._met:
-            with self._using:
-                self._lead.tell(wire.PrepareStep(0, self._lane, shape, place.part))
-                self._runner.prepare(shape, place)
-            return
-        with self._using, self._lead.turn() as number:
+        turn = nullcontext(0) if shape in self._met else self._lead.turn()
+        with self._using, turn as number:
             self._lead.tell(wire.PrepareStep(number, self._lane, shape, place.part))
             self._runner.prepare(shape, place)
         self._met.add(shape)

@@ -8,13 +8,12 @@ import bisect
 import math
 from collections import Counter, deque
 from collections.abc import Sequence
-from itertools import pairwise
 from typing import NamedTuple
 
 import msgspec
 
 from tidegate.base.stats import Stats
-from tidegate.slo.goodput import Latency, Metric, Slo, percentile
+from tidegate.slo.goodput import Latency, Metric, Slo, percentile, quarters
 
 WINDOW_S = 60.0  # latencies and attainment are of requests that ended so lately
 RATE_S = 5.0  # rates are means over so long
@@ -197,10 +196,9 @@ class Recorder:
 
 
 def _quartiles(judged: list[Ended]) -> list[PromptQuartile]:
-    ordered = sorted(judged, key=lambda request: request.prompt_tokens)
-    if len(ordered) < 4 or ordered[0].prompt_tokens == ordered[-1].prompt_tokens:
+    parts = quarters(judged, lambda request: request.prompt_tokens)
+    if not parts or parts[0][0].prompt_tokens == parts[-1][-1].prompt_tokens:
         return []
-    quarters = [ordered[start:end] for start, end in pairwise(len(ordered) * quarter // 4 for quarter in range(5))]
     return [
         PromptQuartile(
             quarter[0].prompt_tokens,
@@ -208,5 +206,5 @@ def _quartiles(judged: list[Ended]) -> list[PromptQuartile]:
             len(quarter),
             sum(request.verdict == ATTAINED for request in quarter) / len(quarter),
         )
-        for quarter in quarters
+        for quarter in parts
     ]

@@ -2,13 +2,12 @@
 
 import math
 from collections.abc import Sequence
-from itertools import pairwise
 
 import msgspec
 
 from tidegate.sim.engine import SimulatedEngine
 from tidegate.sim.served import Served
-from tidegate.slo.goodput import Slo, attainment, percentile
+from tidegate.slo.goodput import Slo, attainment, percentile, quarters
 
 
 class Percentiles(msgspec.Struct, frozen=True):
@@ -90,12 +89,8 @@ def outcome(engines: Sequence[SimulatedEngine], slo: Slo) -> Outcome:
 
 
 def _quartiles(served: Sequence[Served], slo: Slo) -> list[Quartile]:
-    if len(served) < 4:
-        return []
-    ordered = sorted(served, key=lambda one: one.prompt_tokens)
     quartiles = []
-    for start, end in pairwise(len(ordered) * quarter // 4 for quarter in range(5)):
-        part = ordered[start:end]
+    for part in quarters(served, lambda one: one.prompt_tokens):
         ttfts = [one.latency.ttft_s for one in part if one.latency is not None]
         ttft_p90_s = percentile(ttfts, 0.9) if ttfts else None
         met = attainment([one.latency for one in part], slo)

@@ -11,14 +11,17 @@ seconds, on any one clock.
 """
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from enum import StrEnum
 from itertools import pairwise
+from typing import TypeVar
 
 import msgspec
 import numpy as np
 
 GOODPUT_ATTAINMENT = 0.9
+
+Request = TypeVar("Request")  # however a request is described
 
 
 class Metric(StrEnum):
@@ -86,6 +89,13 @@ def attainment(latencies: Iterable[Latency | None], slo: Slo) -> float:
     """The share of requests that attain ``slo``; None stands for a request that failed. NaN without requests."""
     met = [latency is not None and slo.met_by(latency) for latency in latencies]
     return sum(met) / len(met) if met else math.nan
+
+
+def quarters(requests: Iterable[Request], prompt_tokens: Callable[[Request], int]) -> list[list[Request]]:
+    """Of the requests, by the length of their prompts, ascending; none where there are fewer than four."""
+    ordered = sorted(requests, key=prompt_tokens)
+    cuts = [len(ordered) * quarter // 4 for quarter in range(5)]
+    return [ordered[start:end] for start, end in pairwise(cuts)] if len(ordered) >= 4 else []
 
 
 def goodput(points: Iterable[tuple[float, float]], threshold: float = GOODPUT_ATTAINMENT) -> float:
