@@ -123,20 +123,30 @@ def test_near_equal_options_do_not_make_it_flap():
         assert gate.moves <= 2, slowdown
 
 
-def test_steps_of_padded_sizes_keep_the_mean_by_turns():
-    """512 and 1,024 tokens fill this device better than what lies between them."""
-    padding = Padding((256, 512, 640, 768, 1024), rows=16)
-    whole = Costs(padding.tokens, (0.008, 0.0115, 0.0149, 0.0173, 0.0212), 0.0, 0.0, 0.0, padding)
-    gate = AutoGate(LIMITS, replace(MEAN, tpot_s=0.0165), Belief(LatencyModel(whole)))
+PADDING = Padding((256, 512, 640, 768, 1024), rows=16)
+PADDED = LatencyModel(Costs(PADDING.tokens, (0.008, 0.0115, 0.0149, 0.0173, 0.0212), 0.0, 0.0, 0.0, PADDING))
+
+
+@pytest.mark.parametrize("slo", [MEAN, GAP])
+def test_of_padded_sizes_that_keep_the_slo_the_one_with_which_most_work_is_done_is_taken(slo):
+    """512 tokens fill this device better than 768, though these hold more of prompts: decode is work, too."""
+    for rows in (16, 96):
+        gate = AutoGate(LIMITS, replace(slo, tpot_s=0.02), Belief(PADDED))
+        assert chunk(gate, load(rows=rows, prompts=LONG)) == 512 - rows
+
+
+def test_where_no_padded_size_keeps_the_mean_two_that_fill_the_device_best_take_turns():
+    """Decode alone takes 8 ms, and 512 tokens fill this device better than 256."""
+    gate = AutoGate(LIMITS, replace(MEAN, tpot_s=0.0085), Belief(PADDED))
     taken, seconds = [], []
     for _ in range(200):
-        loaded = load(rows=96, context=1000, prompts=LONG)
+        loaded = load(rows=250, context=1000, prompts=LONG)
         taken.append(chunk(gate, loaded))
         step = loaded.decode.and_slice(0, taken[-1])
-        seconds.append(whole.seconds(step))
+        seconds.append(PADDED.whole.seconds(step))
         gate.observe(Observation("D", 1.0, False, step, seconds[-1]))
-    assert set(taken) == {512 - 96, 1024 - 96}
-    assert sum(seconds) / 200 == pytest.approx(0.0165 * AutoGate.MARGIN, rel=0.02)
+    assert set(taken) == {0, 512 - 256}
+    assert sum(seconds) / 200 == pytest.approx(0.0085 * AutoGate.MARGIN, rel=0.02)
 
 
 def test_where_the_least_chunk_takes_too_long_steps_without_one_make_up_for_it():
@@ -190,6 +200,17 @@ def test_of_much_spare_time_a_small_part_a_step_is_spent_unasked():
     assert BASE < given_s == pytest.approx(0.3 / AutoGate.BANKED)
     most = limit(gate, load(prompts=[(2000, 0.5)], spares_s=[9.0, 9.0]))
     assert most == pytest.approx(AutoGate.LONGEST * BASE)
+
+
+def test_where_prompts_wait_nearly_all_the_time_no_spare_time_is_spent():
+    """What is put off comes back soon, as more that decode at once."""
+    for wait_s, spent in ((0.7, True), (0.95, False)):
+        gate = AutoGate(LIMITS, MEAN, Belief(slowed(3.0)))
+        for second in range(20):
+            gate.allow(load(now=float(second), prompts=[(2000, 0.5)]))
+            gate.allow(load(now=second + wait_s))
+        given_s = limit(gate, load(now=20.0, prompts=[(2000, 0.5)], spares_s=[9.0, 9.0]))
+        assert (given_s > BASE * 1.01) == spent
 
 
 def test_spare_time_is_left_alone_where_it_would_save_nobody():

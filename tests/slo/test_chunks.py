@@ -1,4 +1,4 @@
-"""Sizes of hybrid steps: the fastest within a limit, and the two that prefill most while steps keep a mean."""
+"""Sizes of hybrid steps: the fastest within a limit, and the best in turns with decode alone."""
 
 import itertools
 
@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tidegate.slo.chunks import Chunk, average, fastest
+from tidegate.slo.chunks import Chunk, fastest, in_turns
 
 # As on an H200 with a hundred requests decoding: 640 and 768 fill it worse than 512 and 1024.
 SECONDS, TOKENS = (0.0122, 0.0183, 0.0216, 0.0238, 0.0278, 0.0329), (0, 404, 532, 660, 916, 1172)
@@ -31,28 +31,30 @@ def test_of_steps_with_many_decodes_a_shorter_one_may_do_more_work():
     assert fastest(alone, 0.015, decodes=1000) == alone[0]
 
 
-def test_two_sizes_in_turns_do_better_than_one_in_between():
-    mix = average(CHUNKS, 0.0245)
-    assert (mix.short.tokens, mix.long.tokens) == (404, 916)
-    assert mix.tokens_per_s > 1.05 * fastest(CHUNKS, 0.0245).tokens / 0.0245
+def test_steps_without_prefill_make_up_for_the_chunk_that_prefills_most_in_what_it_adds():
+    turns = in_turns(CHUNKS, 0.0150)
+    assert turns.chunk == CHUNKS[1]
+    part = (0.0150 - 0.0122) / (0.0183 - 0.0122)  # of the steps that have it
+    assert turns.tokens_per_s == pytest.approx(part * 404 / 0.0150)
 
 
-def test_where_everything_takes_less_than_the_mean_the_largest_is_taken_always():
-    mix = average(CHUNKS, 0.05)
-    assert mix.short == mix.long == CHUNKS[-1]
-    assert mix.tokens_per_s == pytest.approx(1172 / 0.0329)
-    assert average(CHUNKS, 0.01) is None, "decode alone takes longer"
+def test_a_chunk_that_takes_less_than_the_mean_is_taken_always():
+    turns = in_turns(CHUNKS[:2], 0.05)
+    assert turns.tokens_per_s == pytest.approx(404 / 0.0183)
 
 
-@given(ladders, st.floats(1e-3, 0.2))
-def test_no_mix_of_two_sizes_prefills_more(chunks, mean_s):
-    mix = average(chunks, mean_s)
-    if mix is None:
-        assert all(chunk.seconds > mean_s for chunk in chunks)
-        return
-    assert mix.short.seconds <= mean_s
-    for low, high in itertools.product(chunks, repeat=2):
-        if low.seconds <= mean_s < high.seconds:
-            part = (mean_s - low.seconds) / (high.seconds - low.seconds)
-            tokens = low.tokens + part * (high.tokens - low.tokens)
-            assert tokens / mean_s <= mix.tokens_per_s * 1.0001
+def test_decode_that_takes_too_long_alone_is_not_made_up_for():
+    assert in_turns(CHUNKS, 0.01) is None
+    assert in_turns(CHUNKS[:1], 0.05) is None, "there is no chunk"
+
+
+@given(ladders, st.floats(0.1, 1.0))
+def test_no_other_chunk_in_turns_with_decode_alone_prefills_more(chunks, part):
+    alone = chunks[0]._replace(tokens=0)
+    chunks = [alone, *chunks[1:]]
+    if len(chunks) > 1:
+        mean_s = alone.seconds + part * (chunks[1].seconds - alone.seconds)
+        best = in_turns(chunks, mean_s).tokens_per_s
+        for chunk in chunks[1:]:
+            steps = (mean_s - alone.seconds) / (chunk.seconds - alone.seconds)
+            assert steps * chunk.tokens / mean_s <= best * 1.0001

@@ -47,6 +47,13 @@ def test_requests_that_cannot_meet_their_slo_any_more_are_left_out():
     assert len(schedule().spares_s([hopeless, well], now=10.05, count=4)) == 1
 
 
+def test_one_that_is_a_little_late_can_still_meet_it():
+    """Its next step may be shorter. To leave it out would be to give it up: the others can spare more."""
+    behind, far_behind = (10.0 - 0.4 * TPOT, 1, TPOT), (10.0 - 0.6 * TPOT, 1, TPOT)
+    (spare,) = schedule().spares_s([behind, far_behind], now=10.0, count=4)
+    assert spare == pytest.approx(0.6 * TPOT)
+
+
 def test_the_shortest_spares_come_first_and_no_more_than_asked_for():
     requests = [(10.0 + late, 50, TPOT) for late in (0.3, 0.1, 0.2, 0.4)]
     spares = schedule().spares_s(requests, now=10.5, count=3)

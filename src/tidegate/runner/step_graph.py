@@ -131,6 +131,7 @@ class StepGraph:
         """Records the step on the current stream; kernels stay on that stream's part of the device. ``memory``: the
         pool of graph memory that the lane's graphs share. Neither waits for the device nor gives it any work: torch's
         own context manager would do both."""
+        torch.cuda.current_blas_handle()  # each thread has its own, which can't be made while it captures
         for recorded in self.forms.values():
             self._attention.current = recorded.attention
             recorded.graph.capture_begin(memory, capture_error_mode="thread_local")

@@ -2,13 +2,13 @@
 those that keep every deadline that can be kept.
 
     base      time that a step with decodes may take, each or on average: the SLO's, less a margin
-    spare     time until the earliest due time of a next token; with an SLO on the mean it grows while steps are shorter
-              than the SLO. When a prompt would otherwise miss its deadline, as much of it is spent as that needs, else
-              a small part of it a step (spent greedily it does harm)
     fused     the chunk with which most work is done in a second, of those whose hybrid step takes at most that time:
               its decodes count too, or steps would be long, many would decode at once, and each step would be full of
-              them. With an SLO on the mean, one of the two sizes that prefill most in turns (``slo.chunks``); the
-              shorter may be decode alone
+              them
+    spare     with an SLO on the mean, time until the earliest due time of a next token; it grows while steps are
+              shorter than the SLO. When a prompt would otherwise miss its deadline, as much is spent as that needs,
+              else a small part of it a step (spent greedily it does harm). But none where prompts wait nearly all the
+              time: decode that is put off is made up for only while none waits, or more and more decode at once
     beside    the largest share whose decode steps take at most that time, and its rate of prefill
 
 Beside wins by ``ADVANTAGE`` or not at all, since a change costs a step; what is in force needs no advantage.
@@ -17,9 +17,10 @@ Beside wins by ``ADVANTAGE`` or not at all, since a change costs a step; what is
 from typing import NamedTuple
 
 from tidegate.slo.belief import Belief
-from tidegate.slo.chunks import Chunk, average, fastest
+from tidegate.slo.chunks import Chunk, fastest, in_turns
 from tidegate.slo.gate import HOST_SECONDS, Allowance, Gate, Limits, Load, Observation, Outlook
 from tidegate.slo.goodput import Metric, Slo
+from tidegate.slo.lately import Lately
 from tidegate.slo.latency import Costs, Division, Work
 
 
@@ -77,6 +78,7 @@ class AutoGate(Gate):
     MARGIN = 0.97  # of an SLO on the mean that steps may take
     SURE = 0.995  # of the steps must keep an SLO on every gap
     ADVANTAGE = 1.2
+    PRESSED, MEMORY = 0.85, 3.0  # of the time of late (seconds): where prompts waited for more, no decode is put off
     BANKED = 8  # steps for which the time that everybody can spare must do, if none of them needs it now
     LONGEST = 2.5  # of the base: a step for which no prompt asks
     SAVED = 0.5  # of the base: the most that short steps leave for a long one
@@ -89,6 +91,7 @@ class AutoGate(Gate):
         self.moves = 0
         self._division: Division | None = None  # in force; None: fused
         self._share = 0.5  # of the last one in force: prefill's slice in flight still has it when steps are fused again
+        self._waited = Lately(self.MEMORY)  # prompts
         self._saved_s = 0.0  # by which steps were shorter than the base, of late
         self._pace = Pace(self.model.whole, self.limits.full_speed_tokens, 1.0, 0.0)
         self._rates_beside: dict[tuple[float, int], float] = {}  # by share and start of a slice, as believed now
@@ -118,6 +121,7 @@ class AutoGate(Gate):
     # ---- decode's next step
 
     def _step(self, load: Load) -> Allowance:
+        self._waited.told(load.now, bool(load.prompts))
         if not load.prompts:
             return self._chose("decode beside prefill" if load.other_busy else "decode", Allowance(0))
         whole, most = self.model.whole, self.limits.max_num_batched_tokens
@@ -154,16 +158,18 @@ class AutoGate(Gate):
         """The same with an SLO on the mean: the base, and of what decoding requests can spare as much as prompts need.
         To take more than one of them can spare costs that one its SLO, and is done if it saves more prompts."""
         base = limit = self.slo.tpot_s * self.MARGIN
-        if load.spares_s:
-            limit = max(base, min(load.spares_s[0] / self.BANKED, self.LONGEST * base))
-        usual = self._averaging(load, limit)
+        decodes = self.model.whole.in_prompt_tokens(load.decode, self.limits.full_speed_tokens)
+        spares = load.spares_s if self._waited.part < self.PRESSED else ()
+        if spares:
+            limit = max(base, min(spares[0] / self.BANKED, self.LONGEST * base))
+        usual = self._most_work(load, limit, decodes)
         speed = self._speed(load, limit, usual)
         plain = best = Pace(self.model.whole, self.limits.full_speed_tokens, speed, 0.0)
         asked = plain.asked(load)
         kept = plain.kept(asked)
         most = len(kept)
         # Where all prompts make it, there is none to save.
-        for lost, spare in enumerate(load.spares_s if most < len(asked) else ()):
+        for lost, spare in enumerate(spares if most < len(asked) else ()):
             pace = plain._replace(credit_s=max(0.0, spare * self.MARGIN - base))
             saving = pace.kept(asked)
             if len(saving) - lost > most:
@@ -201,21 +207,21 @@ class AutoGate(Gate):
             return Option(None, 0.0, 0, limit)
         return Option(None, best.tokens / best.seconds, best.tokens, limit)
 
-    def _averaging(self, load: Load, mean: float) -> Option:
-        """The same, of steps that take so long on average."""
+    def _most_work(self, load: Load, mean: float, decodes: float) -> Option:
+        """The same, of steps that take so long on average: where none with prefill takes so little, some without make
+        up for it."""
         padded = bool(self.model.whole.padding.tokens)
-        if not padded and (usual := self._fused(load, mean)).tokens >= self.limits.min_slice_tokens:
+        usual = self._fused(load, mean, decodes)
+        if usual.tokens >= (1 if padded else self.limits.min_slice_tokens):
             return usual
-        mix = average(self._chunks(load), mean)
-        if mix is None or not mix.long.tokens:
-            return self._fused(load, mean)
-        rests = not mix.short.tokens
-        # Prefill must go on: where steps without any are all that is shorter, the most that they can save has to do.
-        full = rests and self._saved_s >= self.SAVED * self.slo.tpot_s * self.MARGIN
-        if full or mix.long.seconds <= mean + self._saved_s:
-            limit = max(mix.long.seconds, mean + self._saved_s) if padded else mix.long.seconds
-            return Option(None, mix.tokens_per_s, mix.long.tokens, limit)
-        return Option(None, mix.tokens_per_s, mix.short.tokens, mean, rests)
+        turns = in_turns(self._chunks(load), mean)
+        if turns is None:
+            return usual
+        # Prefill must go on: what steps without it can save at most has to do.
+        full = self._saved_s >= self.SAVED * self.slo.tpot_s * self.MARGIN
+        if full or turns.chunk.seconds <= mean + self._saved_s:
+            return Option(None, turns.tokens_per_s, turns.chunk.tokens, turns.chunk.seconds)
+        return Option(None, turns.tokens_per_s, 0, mean, rests=True)
 
     def _chunks(self, load: Load) -> list[Chunk]:
         """Decode alone and each size of step, or where the device does not pad, the least chunk; as if the first prompt

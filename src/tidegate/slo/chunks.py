@@ -1,6 +1,5 @@
 """Which of the sizes that hybrid steps are padded to. Larger ones prefill more in a second, but not evenly so: some
-fill the device better than their neighbours. So where steps have to keep a mean, two sizes in turns can be better than
-one that takes as long as the mean.
+fill the device better than their neighbours.
 """
 
 from collections.abc import Sequence
@@ -12,11 +11,10 @@ class Chunk(NamedTuple):
     tokens: int  # of prompts; 0: decode alone
 
 
-class Average(NamedTuple):
-    """The two sizes whose mix prefills most while steps take ``seconds`` on average; equal where one is enough."""
+class Turns(NamedTuple):
+    """Steps with one chunk and steps of decode alone, in turns."""
 
-    short: Chunk
-    long: Chunk
+    chunk: Chunk
     tokens_per_s: float
 
 
@@ -31,28 +29,21 @@ def fastest(chunks: Sequence[Chunk], limit_s: float, decodes: float = 0.0) -> Ch
     return max(with_prompts, key=lambda chunk: ((chunk.tokens + decodes) / chunk.seconds, chunk.tokens), default=None)
 
 
-def average(chunks: Sequence[Chunk], mean_s: float) -> Average | None:
-    """``chunks`` ascend. None if all take longer than ``mean_s``.
+def in_turns(chunks: Sequence[Chunk], mean_s: float) -> Turns | None:
+    """How to prefill most with one chunk, while steps take at most ``mean_s`` on average.
 
-    The mix lies on the upper hull of tokens over seconds, between the corners to the left and to the right of the mean.
+    ``chunks`` ascend, decode alone is the first. None if that takes longer than the mean, or is all there is.
     """
-    hull: list[Chunk] = []
-    for chunk in chunks:
-        if hull and chunk.tokens <= hull[-1].tokens:
-            continue
-        while len(hull) > 1 and _slope(hull[-2], hull[-1]) <= _slope(hull[-2], chunk):
-            hull.pop()
-        hull.append(chunk)
-    short = next((chunk for chunk in reversed(hull) if chunk.seconds <= mean_s), None)
-    if short is None:
+    alone, *others = chunks
+    if alone.seconds > mean_s or not others:
         return None
-    long = next((chunk for chunk in hull if chunk.seconds > mean_s), None)
-    if long is None:
-        return Average(short, short, short.tokens / short.seconds)
-    tokens = short.tokens + _slope(short, long) * (mean_s - short.seconds)
-    return Average(short, long, tokens / mean_s)
+    turns = (Turns(chunk, _tokens_per_s(alone, chunk, mean_s)) for chunk in others)
+    return max(turns, key=lambda each: (each.tokens_per_s, each.chunk.tokens))
 
 
-def _slope(low: Chunk, high: Chunk) -> float:
-    """Tokens for each second more; ``high`` has more tokens, and takes no less time."""
-    return (high.tokens - low.tokens) / max(high.seconds - low.seconds, 1e-9)
+def _tokens_per_s(alone: Chunk, chunk: Chunk, mean_s: float) -> float:
+    """Of as many steps with the chunk among those without as the mean allows."""
+    added_s = chunk.seconds - alone.seconds
+    if chunk.seconds <= mean_s or added_s <= 0.0:
+        return chunk.tokens / chunk.seconds
+    return (mean_s - alone.seconds) / added_s * chunk.tokens / mean_s

@@ -22,6 +22,7 @@ class Schedule:
     KEPT = 512  # lengths
     CAUTION = 0.1  # this part of the answers that are still running are taken to end earlier than assumed
     WEIGHT = 0.02  # of a new step, in the pace
+    LOST = 0.5  # of its TPOT: a request whose next token would have to come sooner can't meet its SLO any more
 
     def __init__(self) -> None:
         self._lengths: deque[int] = deque()
@@ -50,6 +51,6 @@ class Schedule:
             after = lengths[longer + int((known - longer) * caution)] - told - 1 if longer < known else 0
             pace = slowest if slowest < tpot else tpot
             left = first_s + tpot * (told + after) - after * pace - now
-            if left >= tpot:
+            if left >= self.LOST * tpot:
                 lefts.append(left)
         return sorted(lefts)[:count]
