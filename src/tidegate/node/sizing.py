@@ -97,8 +97,10 @@ def _gpu_kv_bytes(config: EngineConfig, memory: DeviceMemory, weight_bytes: int,
     needed = weight_bytes + reserved
     needs = _needs(weight_bytes, dtype, memory)
     if needed >= total:
-        smaller = "take a smaller model" if dtype != "float32" else "take a smaller model, or --dtype bfloat16"
-        raise ConfigError(f"{needs}: that is {_gib(needed - total)} more than the GPU has ({_gib(total)}); {smaller}")
+        raise ConfigError(
+            f"{needs}: that is {_gib(needed - total)} more than the GPU has ({_gib(total)}); take a smaller model, "
+            f"{_lighter(config, dtype)}or more GPUs (--tensor-parallel-size)"
+        )
     if needed >= free:
         raise ConfigError(
             f"{needs}: that is {_gib(needed - free)} more than is free on the GPU ({_gib(free)} of {_gib(total)}); "
@@ -119,6 +121,12 @@ def _gpu_kv_bytes(config: EngineConfig, memory: DeviceMemory, weight_bytes: int,
 
 def _needs(weight_bytes: int, dtype: str, memory: DeviceMemory) -> str:
     return f"the weights need {_gib(weight_bytes)} in {dtype} and {_gib(memory.reserved_bytes)} are kept for graphs"
+
+
+def _lighter(config: EngineConfig, dtype: str) -> str:
+    if dtype == "float32":
+        return "--dtype bfloat16, "
+    return "" if config.quantization == "fp8" else "--quantization fp8, "
 
 
 def _gib(num_bytes: int) -> str:

@@ -1,6 +1,7 @@
 """Makes every Python that finds this on its path take the CPU for two GPUs: memory, streams and NCCL are replaced, and
-whatever is above them is the real thing, kernel by kernel."""
+whatever is above them is the real thing, kernel by kernel. With CPU_AS_GPU=undivided they can't be divided."""
 
+import os
 import sys
 import types
 from unittest.mock import MagicMock
@@ -26,8 +27,6 @@ from tidegate.kernels.collectives import Collectives
 
 class Memory(SharedMemory):
     def __init__(self, num_bytes, device=0):
-        import os
-
         fd = os.memfd_create("as-gpu")
         os.ftruncate(fd, num_bytes)
         super().__init__(fd, num_bytes)
@@ -36,14 +35,15 @@ class Memory(SharedMemory):
         return super().open_pool(spec, regions)
 
 
-class SmParts:
-    total = 132
-
+class SmParts(green_contexts.SmParts):
     def __init__(self, device=0):
-        pass
+        self.total, self._resource, self._handle = 132, None, 0
 
     def require(self):
-        pass
+        if os.environ.get("CPU_AS_GPU") == "undivided":
+            refused = types.SimpleNamespace(name="CUDA_ERROR_NOT_SUPPORTED")
+            green_contexts.driver.cuDeviceGetDevResource = lambda *_: (refused, None)
+            super().require()
 
     def pair(self, share):
         first = round(share * 132)
