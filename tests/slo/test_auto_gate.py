@@ -81,6 +81,40 @@ def test_prefill_that_ends_with_the_next_hybrid_step_is_not_moved_to_a_lane_of_i
     assert chunk(gate, load(rows=240, context=500, prompts=[(48, 0.4)])) == 48
 
 
+HALVES = next(division for division in slowed(1.0).divisions if division.share == 0.5)
+
+
+def test_decode_that_is_too_slow_beside_prefill_is_made_up_for_by_decode_alone():
+    """Alone a step takes 17 ms, beside prefill 22, and the mean may be 20: slices wait until enough has been saved."""
+    slo, model = replace(MEAN, tpot_s=0.02 / AutoGate.MARGIN), LatencyModel(MACHINE.whole, (HALVES,))
+    gate, loaded = AutoGate(LIMITS, slo, Belief(model)), load(rows=200, context=1500, prompts=LONG)
+    alone, beside = MACHINE.whole.seconds(loaded.decode), HALVES.decode.seconds(loaded.decode)
+    assert alone < 0.02 < beside
+    seconds = []
+    for _ in range(300):
+        assert chunk(gate, loaded) == 0
+        sliced = gate.allow(loaded._replace(lane="P", other_busy=True)).tokens > 0
+        seconds.append(beside if sliced else alone)
+        gate.observe(Observation("D", 1.0, sliced, loaded.decode, seconds[-1]))
+    assert gate.moves == 1 and set(seconds) == {alone, beside}
+    assert sum(seconds) / 300 == pytest.approx(0.02, rel=0.02)
+    every_gap = AutoGate(LIMITS, replace(slo, metric=Metric.GAP), Belief(model))
+    assert chunk(every_gap, loaded) > 0, "no gap may be longer"
+
+
+def test_where_prompts_wait_nearly_all_the_time_decodes_count_as_work_beside_prefill_too():
+    """Beside prefill decode is as fast as alone here, and prefill half as fast. What counts is how soon prompts are
+    done, but where more and more would wait, all that is done."""
+    model = LatencyModel(MACHINE.whole, (replace(HALVES, decode=MACHINE.whole),))
+    for wait_s, beside in ((0.5, False), (1.0, True)):
+        gate = AutoGate(LIMITS, MEAN, Belief(model))
+        for second in range(20):
+            gate.allow(load(now=float(second), prompts=[(48, 0.5)]))
+            if wait_s < 1.0:
+                gate.allow(load(now=second + wait_s))
+        assert (chunk(gate, load(rows=200, context=500, prompts=LONG, now=20.0)) == 0) == beside
+
+
 def test_while_prefill_has_a_batch_in_flight_decode_goes_on_beside_it():
     gate = AutoGate(LIMITS, MEAN, Belief(slowed(3.0)))
     assert chunk(gate, load(prompts=LONG, busy=True)) == 0

@@ -9,7 +9,9 @@ those that keep every deadline that can be kept.
               shorter than the SLO. When a prompt would otherwise miss its deadline, as much is spent as that needs,
               else a small part of it a step (spent greedily it does harm). But none where prompts wait nearly all the
               time: decode that is put off is made up for only while none waits, or more and more decode at once
-    beside    the largest share whose decode steps take at most that time, and its rate of prefill
+    beside    the share with the highest rate of prefill among those whose decode steps take at most that time, or with
+              an SLO on the mean, among those that decode alone, in turns, can make up for. While prompts wait nearly
+              all the time decodes count as work there, too
 
 Beside wins by ``ADVANTAGE`` or not at all, since a change costs a step; what is in force needs no advantage.
 """
@@ -29,9 +31,15 @@ class Option(NamedTuple):
 
     division: Division | None  # None: fused
     tokens_per_s: float
+    step_s: float  # that decode's steps take, on average
     tokens: int = 0  # of prompts, in the step (fused)
     seconds: float = 0.0  # that it may take (fused)
     rests: bool = False  # decode alone this time: shorter steps make up for longer ones (fused)
+    over_s: float = 0.0  # by which a step beside prefill is longer than ``step_s``: decode alone makes up for it
+
+    def work_per_s(self, decodes: float) -> float:
+        """In prompt tokens; ``decodes``: to how many those of a step amount."""
+        return self.tokens_per_s + decodes / self.step_s
 
 
 class Pace(NamedTuple):
@@ -92,6 +100,7 @@ class AutoGate(Gate):
         self._division: Division | None = None  # in force; None: fused
         self._share = 0.5  # of the last one in force: prefill's slice in flight still has it when steps are fused again
         self._waited = Lately(self.MEMORY)  # prompts
+        self._over_s = 0.0  # of what is in force
         self._saved_s = 0.0  # by which steps were shorter than the base, of late
         self._pace = Pace(self.model.whole, self.limits.full_speed_tokens, 1.0, 0.0)
         self._rates_beside: dict[tuple[float, int], float] = {}  # by share and start of a slice, as believed now
@@ -134,6 +143,7 @@ class AutoGate(Gate):
         if sum(prompt.remaining for prompt in load.prompts) > best.tokens:
             best = self._best_beside(load, limit, best)
         self._enter(best.division)
+        self._over_s = best.over_s
         if best.division is not None or load.other_busy:
             # From side by side to fused decode goes on alone until the slice in flight is done.
             return self._chose("decode beside prefill", Allowance(0))
@@ -148,7 +158,7 @@ class AutoGate(Gate):
     def _gap_kept(self, load: Load) -> tuple[float, Option]:
         """Seconds that decode's next step may take beside prefill, and what is best fused."""
         gap = self._longest_gap(load)
-        decodes = self.model.whole.in_prompt_tokens(load.decode, self.limits.full_speed_tokens)
+        decodes = self._decodes(load)
         best = self._fused(load, gap / self.belief.guard("hybrid", self.SURE) - HOST_SECONDS, decodes)
         beside = gap / self.belief.guard("decode beside", self.SURE) - HOST_SECONDS
         self._pace = Pace(self.model.whole, self.limits.full_speed_tokens, self._speed(load, beside, best), 0.0)
@@ -158,7 +168,7 @@ class AutoGate(Gate):
         """The same with an SLO on the mean: the base, and of what decoding requests can spare as much as prompts need.
         To take more than one of them can spare costs that one its SLO, and is done if it saves more prompts."""
         base = limit = self.slo.tpot_s * self.MARGIN
-        decodes = self.model.whole.in_prompt_tokens(load.decode, self.limits.full_speed_tokens)
+        decodes = self._decodes(load)
         spares = load.spares_s if self._waited.part < self.PRESSED else ()
         if spares:
             limit = max(base, min(spares[0] / self.BANKED, self.LONGEST * base))
@@ -186,7 +196,7 @@ class AutoGate(Gate):
 
     def _speed(self, load: Load, limit: float, fused: Option) -> float:
         """Of prefill beside decode whose steps take at most ``limit``, relative to the whole device's."""
-        least = Option(None, self.limits.min_slice_tokens / limit)
+        least = Option(None, self.limits.min_slice_tokens / limit, limit)
         best = max(fused, least, key=lambda option: option.tokens_per_s)
         alone = Work().and_slice(load.prompts[0].start, self.limits.full_speed_tokens)
         whole = self.limits.full_speed_tokens / (self.model.whole.seconds(alone) * self.belief.factor("prefill"))
@@ -204,8 +214,8 @@ class AutoGate(Gate):
             tokens = whole.most_new(load.decode, start, self._most_new(load), limit / factor)
             best = Chunk(whole.seconds(load.decode.and_slice(start, tokens)) * factor, tokens)
         if best is None or not best.tokens:
-            return Option(None, 0.0, 0, limit)
-        return Option(None, best.tokens / best.seconds, best.tokens, limit)
+            return Option(None, 0.0, limit, 0, limit)
+        return Option(None, best.tokens / best.seconds, best.seconds, best.tokens, limit)
 
     def _most_work(self, load: Load, mean: float, decodes: float) -> Option:
         """The same, of steps that take so long on average: where none with prefill takes so little, some without make
@@ -220,8 +230,8 @@ class AutoGate(Gate):
         # Prefill must go on: what steps without it can save at most has to do.
         full = self._saved_s >= self.SAVED * self.slo.tpot_s * self.MARGIN
         if full or turns.chunk.seconds <= mean + self._saved_s:
-            return Option(None, turns.tokens_per_s, turns.chunk.tokens, turns.chunk.seconds)
-        return Option(None, turns.tokens_per_s, 0, mean, rests=True)
+            return Option(None, turns.tokens_per_s, mean, turns.chunk.tokens, turns.chunk.seconds)
+        return Option(None, turns.tokens_per_s, mean, 0, mean, rests=True)
 
     def _chunks(self, load: Load) -> list[Chunk]:
         """Decode alone and each size of step, or where the device does not pad, the least chunk; as if the first prompt
@@ -235,6 +245,10 @@ class AutoGate(Gate):
             sizes = [(whole.seconds(load.decode.and_slice(start, least)), least)]
         return [alone, *(Chunk(seconds * factor, tokens) for seconds, tokens in sizes)]
 
+    def _decodes(self, load: Load) -> float:
+        """How many prompt tokens are as much work."""
+        return self.model.whole.in_prompt_tokens(load.decode, self.limits.full_speed_tokens)
+
     def _most_new(self, load: Load) -> int:
         return min(self.limits.max_num_batched_tokens - load.decode.rows, self.limits.max_prefill_tokens)
 
@@ -242,16 +256,30 @@ class AutoGate(Gate):
         if len(self._rates_beside) > self.KEPT:
             self._rates_beside.clear()
         slower = self.belief.factor("decode beside")
+        decodes = self._decodes(load) if self._waited.part >= self.PRESSED else 0.0
         for division in self.model.divisions:
             step = division.decode.seconds(load.decode) * division.decode_slowdown * slower
-            if step <= limit:
+            part = self._part_beside(load, step, limit)
+            if part > 0.0:
                 place = (division.share, load.prompts[0].start)
                 if place not in self._rates_beside:
                     self._rates_beside[place] = self._rate_beside(division, load.prompts[0].start)
-                rate = self._rates_beside[place]
-                if rate > best.tokens_per_s * (1.0 if self._division is division else self.ADVANTAGE):
-                    best = Option(division, rate, 0)
+                mean = min(step, limit)
+                beside = Option(division, self._rates_beside[place] * part, mean, over_s=step - mean)
+                needed = 1.0 if self._division is division else self.ADVANTAGE
+                if beside.work_per_s(decodes) > best.work_per_s(decodes) * needed:
+                    best = beside
         return best
+
+    def _part_beside(self, load: Load, step: float, limit: float) -> float:
+        """The part of the time in which prefill may run beside decode's steps, which then take so long. Where that is
+        more than a mean may be, steps of decode alone make up for it."""
+        if step <= limit:
+            return 1.0
+        alone = self.model.whole.seconds(load.decode) * self.belief.factor("decode")
+        if self.slo.metric is Metric.GAP or alone >= limit:
+            return 0.0
+        return (limit - alone) / (step - alone) * step / limit
 
     def _rate_beside(self, division: Division, start: int) -> float:
         factor = self.belief.factor("prefill beside")
@@ -262,6 +290,9 @@ class AutoGate(Gate):
     def _slice_beside(self, load: Load) -> Allowance:
         if self._division is None or not load.prompts:
             return Allowance(0)
+        decodes = load.other_busy or load.other_ready
+        if decodes and self._saved_s < min(self._over_s, self.SAVED * self.slo.tpot_s * self.MARGIN):
+            return Allowance(0)  # decode alone makes up for it first
         slower = self._division.prefill_slowdown * self.belief.factor("prefill beside")
         seconds = self.limits.slice_seconds / slower
         most, least = self.limits.max_num_batched_tokens, self.limits.min_slice_tokens
