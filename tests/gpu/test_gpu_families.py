@@ -15,6 +15,7 @@ from engine_driver import SLO, EngineDriver, mixed_prompts, reference
 from test_gpu_engine import regrets
 from transformers import AutoModelForCausalLM, DeepseekV3Config, Gemma3TextConfig, Qwen3MoeConfig
 
+from tidegate.device.mps import why_not
 from tidegate.node.config import EngineConfig
 from tidegate.policy.modes import MODES
 
@@ -96,6 +97,16 @@ def test_graphs_answer_as_the_float32_reference_does_in_every_mode(family):
         by_mode = tokens_in_modes(engine, ("chunked", "semi", "auto"), prompts, MAX_TOKENS, near)
         assert engine.stats().blocks_used == 0
     check_alike(by_mode, 0.6, "bf16 may break ties differently, of tokens and of experts, seldom")
+
+
+@pytest.mark.skipif(why_not() is not None, reason="MPS can't be had")
+def test_lanes_as_processes_answer_as_the_float32_reference_does(family):
+    path, model = family
+    prompts = mixed_prompts(16, 500, 1000, seed=3)
+    with EngineDriver(engine_config(path, mode="semi", sharing="mps", prefix_caching=False)) as engine:
+        answers = engine.answers([engine.spec(prompt, MAX_TOKENS) for prompt in prompts])
+        assert engine.stats().blocks_used == 0
+    check_near_the_reference(model.cuda(), prompts, answers, "lanes as processes")
 
 
 def test_float32_tokens_are_transformers_in_every_mode(fallback):
