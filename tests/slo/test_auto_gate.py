@@ -169,7 +169,7 @@ def test_of_padded_sizes_that_keep_the_slo_the_one_with_which_most_work_is_done_
         assert chunk(gate, load(rows=rows, prompts=LONG)) == 512 - rows
 
 
-def test_where_no_padded_size_keeps_the_mean_two_that_fill_the_device_best_take_turns():
+def test_where_no_padded_size_keeps_the_mean_the_one_that_fills_the_device_best_takes_turns_with_decode_alone():
     """Decode alone takes 8 ms, and 512 tokens fill this device better than 256."""
     gate = AutoGate(LIMITS, replace(MEAN, tpot_s=0.0085), Belief(PADDED))
     taken, seconds = [], []

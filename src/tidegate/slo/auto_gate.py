@@ -19,7 +19,7 @@ Beside wins by ``ADVANTAGE`` or not at all, since a change costs a step; what is
 from typing import NamedTuple
 
 from tidegate.slo.belief import Belief
-from tidegate.slo.chunks import Chunk, fastest, in_turns
+from tidegate.slo.chunks import Chunk, fastest, in_turns, part_of_steps
 from tidegate.slo.gate import HOST_SECONDS, Allowance, Gate, Limits, Load, Observation, Outlook
 from tidegate.slo.goodput import Metric, Slo
 from tidegate.slo.lately import Lately
@@ -101,6 +101,8 @@ class AutoGate(Gate):
         self._share = 0.5  # of the last one in force: prefill's slice in flight still has it when steps are fused again
         self._waited = Lately(self.MEMORY)  # prompts
         self._over_s = 0.0  # of what is in force
+        self._base_s = slo.tpot_s * self.MARGIN
+        self._most_saved_s = self.SAVED * self._base_s
         self._saved_s = 0.0  # by which steps were shorter than the base, of late
         self._pace = Pace(self.model.whole, self.limits.full_speed_tokens, 1.0, 0.0)
         self._rates_beside: dict[tuple[float, int], float] = {}  # by share and start of a slice, as believed now
@@ -121,8 +123,8 @@ class AutoGate(Gate):
         if seen.lane == "P":
             self._rates_beside.clear()
         elif seen.work.rows:
-            base = self.slo.tpot_s * self.MARGIN
-            self._saved_s = max(-self.SAVED * base, min(self._saved_s + base - seen.seconds, self.SAVED * base))
+            saved_s, most_s = self._saved_s + self._base_s - seen.seconds, self._most_saved_s
+            self._saved_s = max(-most_s, min(saved_s, most_s))
 
     def outlook(self, lane: str, alone: bool) -> Outlook:
         return self._pace
@@ -167,7 +169,7 @@ class AutoGate(Gate):
     def _mean_kept(self, load: Load) -> tuple[float, Option]:
         """The same with an SLO on the mean: the base, and of what decoding requests can spare as much as prompts need.
         To take more than one of them can spare costs that one its SLO, and is done if it saves more prompts."""
-        base = limit = self.slo.tpot_s * self.MARGIN
+        base = limit = self._base_s
         decodes = self._decodes(load)
         spares = load.spares_s if self._waited.part < self.PRESSED else ()
         if spares:
@@ -227,9 +229,7 @@ class AutoGate(Gate):
         turns = in_turns(self._chunks(load), mean)
         if turns is None:
             return usual
-        # Prefill must go on: what steps without it can save at most has to do.
-        full = self._saved_s >= self.SAVED * self.slo.tpot_s * self.MARGIN
-        if full or turns.chunk.seconds <= mean + self._saved_s:
+        if self._made_up_for(turns.chunk.seconds - mean):
             return Option(None, turns.tokens_per_s, mean, turns.chunk.tokens, turns.chunk.seconds)
         return Option(None, turns.tokens_per_s, mean, 0, mean, rests=True)
 
@@ -257,9 +257,10 @@ class AutoGate(Gate):
             self._rates_beside.clear()
         slower = self.belief.factor("decode beside")
         decodes = self._decodes(load) if self._waited.part >= self.PRESSED else 0.0
+        alone = self.model.whole.seconds(load.decode) * self.belief.factor("decode")
         for division in self.model.divisions:
             step = division.decode.seconds(load.decode) * division.decode_slowdown * slower
-            part = self._part_beside(load, step, limit)
+            part = self._part_beside(alone, step, limit)
             if part > 0.0:
                 place = (division.share, load.prompts[0].start)
                 if place not in self._rates_beside:
@@ -271,15 +272,14 @@ class AutoGate(Gate):
                     best = beside
         return best
 
-    def _part_beside(self, load: Load, step: float, limit: float) -> float:
-        """The part of the time in which prefill may run beside decode's steps, which then take so long. Where that is
-        more than a mean may be, steps of decode alone make up for it."""
+    def _part_beside(self, alone: float, step: float, limit: float) -> float:
+        """The part of the time in which prefill may run beside decode's steps, which then take ``step`` and otherwise
+        ``alone``: where that is more than a mean may be, steps of decode alone make up for it."""
         if step <= limit:
             return 1.0
-        alone = self.model.whole.seconds(load.decode) * self.belief.factor("decode")
         if self.slo.metric is Metric.GAP or alone >= limit:
             return 0.0
-        return (limit - alone) / (step - alone) * step / limit
+        return part_of_steps(alone, step, limit) * step / limit
 
     def _rate_beside(self, division: Division, start: int) -> float:
         factor = self.belief.factor("prefill beside")
@@ -290,15 +290,19 @@ class AutoGate(Gate):
     def _slice_beside(self, load: Load) -> Allowance:
         if self._division is None or not load.prompts:
             return Allowance(0)
-        decodes = load.other_busy or load.other_ready
-        if decodes and self._saved_s < min(self._over_s, self.SAVED * self.slo.tpot_s * self.MARGIN):
-            return Allowance(0)  # decode alone makes up for it first
+        if (load.other_busy or load.other_ready) and not self._made_up_for(self._over_s):
+            return Allowance(0)
         slower = self._division.prefill_slowdown * self.belief.factor("prefill beside")
         seconds = self.limits.slice_seconds / slower
         most, least = self.limits.max_num_batched_tokens, self.limits.min_slice_tokens
         return Allowance(most, seconds, self._division.prefill, least)
 
     # ---- bookkeeping
+
+    def _made_up_for(self, over_s: float) -> bool:
+        """Whether shorter steps have saved what a step takes that is so much longer than the mean may be; or all that
+        they can save, since prefill must go on."""
+        return self._saved_s >= min(over_s, self._most_saved_s)
 
     def _enter(self, division: Division | None) -> None:
         self.moves += division is not self._division

@@ -41,9 +41,13 @@ def in_turns(chunks: Sequence[Chunk], mean_s: float) -> Turns | None:
     return max(turns, key=lambda each: (each.tokens_per_s, each.chunk.tokens))
 
 
+def part_of_steps(short_s: float, long_s: float, mean_s: float) -> float:
+    """That may take ``long_s``, if the others take ``short_s``, for all of them to take ``mean_s`` on average."""
+    return (mean_s - short_s) / (long_s - short_s)
+
+
 def _tokens_per_s(alone: Chunk, chunk: Chunk, mean_s: float) -> float:
     """Of as many steps with the chunk among those without as the mean allows."""
-    added_s = chunk.seconds - alone.seconds
-    if chunk.seconds <= mean_s or added_s <= 0.0:
+    if chunk.seconds <= max(mean_s, alone.seconds):
         return chunk.tokens / chunk.seconds
-    return (mean_s - alone.seconds) / added_s * chunk.tokens / mean_s
+    return part_of_steps(alone.seconds, chunk.seconds, mean_s) * chunk.tokens / mean_s
