@@ -58,6 +58,18 @@ def test_rows_in_one_step_do_not_see_each_other(
         torch.testing.assert_close(ours, theirs, **TOLERANCE)
 
 
+def test_tokens_that_are_not_wanted_leave_their_keys_and_values(family: tuple[PreTrainedModel, str]) -> None:
+    reference, path = family
+    prompts = [prompt(length, seed) for seed, length in enumerate((21, 9))]
+    long, short = (reference_logits(reference, tokens) for tokens in prompts)
+    driver = Driver(path)
+    assert len(driver.logits([(0, prompts[0][:8]), (1, prompts[1][:3])], [])) == 0
+    few = driver.logits([(0, prompts[0][8:20]), (1, prompts[1][3:8])], [16, 5])
+    torch.testing.assert_close(few, torch.stack((short[7], long[13])), **TOLERANCE)
+    last = driver.logits([(0, prompts[0][20:]), (1, prompts[1][8:])], None)
+    torch.testing.assert_close(last, torch.stack((long[20], short[8])), **TOLERANCE)
+
+
 def test_logits_are_spread_enough_for_these_comparisons_to_mean_something(family: tuple[PreTrainedModel, str]) -> None:
     reference, _ = family
     logits = reference_logits(reference, prompt(40))

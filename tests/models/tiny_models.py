@@ -230,16 +230,22 @@ class Driver:
 
     def step(self, rows: Sequence[tuple[int, list[int]]]) -> list[torch.Tensor]:
         """Feeds each (slot, tokens) row; the logits ``[len(tokens), vocab]`` of each."""
+        return list(self.logits(rows, None).split([len(tokens) for _, tokens in rows]))
+
+    def logits(self, rows: Sequence[tuple[int, list[int]]], wanted: list[int] | None) -> torch.Tensor:
+        """Feeds each (slot, tokens) row; the logits of the tokens ``wanted``, counted over all rows, or of all."""
         starts = [self._lengths[slot] for slot, _ in rows]
         counts = [len(tokens) for _, tokens in rows]
         flat = torch.tensor([t for _, tokens in rows for t in tokens], dtype=torch.int32)
         positions = torch.cat([torch.arange(s, s + c, dtype=torch.int32) for s, c in zip(starts, counts, strict=True)])
         with torch.inference_mode():
             self._attention.plan(AttentionRows([slot for slot, _ in rows], starts, counts))
-            logits = self._model.logits(self._model.forward(flat, positions))
+            indices = None if wanted is None else torch.tensor(wanted, dtype=torch.int64)
+            hidden = self._model.forward(flat, positions, indices)
+            logits = self._model.logits(hidden) if len(hidden) else hidden
         for slot, tokens in rows:
             self._lengths[slot] += len(tokens)
-        return list(logits.split(counts))
+        return logits
 
     def feed(self, slot: int, tokens: list[int], chunk: int) -> torch.Tensor:
         """Feeds one row in chunks; the logits of all its tokens."""

@@ -12,6 +12,7 @@ from tidegate.plan.parameters import (
     distinct_experts,
     multiplied_elements,
     pair_flops,
+    prompt_elements,
     read_elements,
     stored_elements,
 )
@@ -76,6 +77,18 @@ def test_a_dense_model_reads_all_of_itself_whatever_the_tokens():
 def test_what_is_stored_is_what_the_engine_lays_out(name):
     matrices = [shape for shape in layout(KNOWN[name]).values() if len(shape) > 1]
     assert stored_elements(KNOWN[name]) == sum(math.prod(shape) for shape in matrices)
+
+
+def test_of_the_last_layer_a_prompts_token_needs_its_keys_and_values():
+    """So neither what attention's results are multiplied with there, nor the MLP."""
+    attention, expert, router = MIXTRAL_LAYER
+    assert prompt_elements(MIXTRAL) == (31 * 2 * expert, 32 * attention - 4096 * 4096 + 31 * router)
+    attention, expert, router = QWEN_LAYER
+    assert prompt_elements(QWEN) == (47 * 8 * expert, 48 * attention - 32 * 128 * 2048 + 47 * router)
+    fixed = 27 * DEEPSEEK_ATTENTION + DEEPSEEK_DENSE + 25 * (2 * DEEPSEEK_EXPERT + DEEPSEEK_ROUTER)
+    assert prompt_elements(DEEPSEEK) == (25 * 6 * DEEPSEEK_EXPERT, fixed - 16 * 128 * 2048)
+    llama = KNOWN["llama-3.1-8b"]
+    assert prompt_elements(llama) == (0, multiplied_elements(llama) - 4096 * 4096 - 3 * 4096 * 14336)
 
 
 # ---- what follows for a device

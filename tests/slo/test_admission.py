@@ -36,6 +36,21 @@ def test_the_first_token_of_a_newcomer_comes_about_when_it_was_predicted(mode, o
         assert predicted_s == pytest.approx(run.latencies[name].ttft_s, abs=0.06, rel=0.25), name
 
 
+@pytest.mark.parametrize("mode", ["prefill-first", "chunked", "auto"])
+def test_decodes_that_share_its_batches_are_reckoned_with(mode):
+    """Two thirds of each batch are theirs, where a batch has both."""
+    run = started(mode=mode, max_num_batched_tokens=300, min_slice_tokens=16)
+    for i in range(200):
+        run.arrive(0.0, request(f"decoding {i}", 16, max_tokens=1000))
+    run.until(1.0)
+    run.arrive(run.now, request("ahead", 1500))
+    run.until(run.now + 0.03)
+    predicted_s = run.core.predicted_ttft_s(1000, run.now)
+    run.arrive(run.now, request("new", 1000))
+    run.until(run.now + 2.0)
+    assert predicted_s == pytest.approx(run.latencies["new"].ttft_s, rel=0.25)
+
+
 def test_whoever_is_served_before_it_counts_and_nobody_else_does():
     run = started(order="shortest", slo=None)
     own_s = run.core.predicted_ttft_s(1000, 0.0)

@@ -9,6 +9,7 @@ from tidegate.base.specs import ModelSpec
 from tidegate.kernels.attention import Attention
 from tidegate.kernels.fp8 import E4M3, KvScales, unit_scales
 from tidegate.kernels.fp8_attention import Fp8Attention
+from tidegate.kernels.step_rows import Types
 from tidegate.kernels.torch_attention import TorchAttention
 from tidegate.kernels.torch_latent_attention import TorchLatentAttention
 from tidegate.kernels.windows import Backend, LayerWindows
@@ -39,16 +40,18 @@ class GraphKernels(NamedTuple):
     prefill_rows: Any
     decode_rows: Any
     attention: Any
+    share_no_memory: bool  # but queries, keys and values: rows of both kinds can run at once
 
 
-def graph_kernels(spec: ModelSpec, scales: KvScales) -> GraphKernels:
+def graph_kernels(spec: ModelSpec, types: Types, scales: KvScales) -> GraphKernels:
     """FlashInfer's, over an array that holds keys and values over ``scales``; or for latent vectors Triton's. Imported
     when chosen: both need a GPU."""
     if spec.latent is not None:
         from tidegate.kernels import triton_latent_attention as latent
 
-        return GraphKernels(latent.PrefillRows, latent.DecodeRows, latent.GraphAttention)
+        return GraphKernels(latent.PrefillRows, latent.DecodeRows, latent.GraphAttention, share_no_memory=False)
     from tidegate.kernels import flashinfer_attention as flash
 
     attention = functools.partial(flash.GraphAttention, scales=scales)
-    return GraphKernels(flash.PrefillRows, flash.DecodeRows, attention)
+    no_partial_results = flash.prefill_backend(types) == "fa3"  # of prompt rows
+    return GraphKernels(flash.PrefillRows, flash.DecodeRows, attention, no_partial_results)

@@ -215,8 +215,7 @@ class GraphAttention:
     def run(self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
         cache = self._caches[layer]
         write_kv(k, v, cache.keys, cache.values, self._places, cache.scales)
-        q = q.contiguous()
-        out = torch.empty_like(q)
+        out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
         self._rows.run(q, cache, out)
         return out
 

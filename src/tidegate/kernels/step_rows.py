@@ -22,14 +22,25 @@ class Rows(Protocol):
 
 
 class ApartRows:
-    """``num_prefill`` prompt tokens, then decode rows, by a kernel each, one after the other."""
+    """``num_prefill`` prompt tokens, then decode rows, by a kernel each."""
 
-    def __init__(self, num_prefill: int, prefill: Rows | None, decode: Rows | None) -> None:
+    def __init__(
+        self, num_prefill: int, prefill: Rows | None, decode: Rows | None, side: torch.cuda.Stream | None = None
+    ) -> None:
+        """``side``: where both kinds are there, decode rows run on this stream while prompt rows run on the current
+        one (arithmetic binds these, memory those); without it, behind them. It must be of the same place, and the
+        kernels must share no memory."""
         self._num_prefill, self._prefill, self._decode = num_prefill, prefill, decode
+        self._side = side if prefill is not None and decode is not None else None
 
     def run(self, q: torch.Tensor, cache: Any, out: torch.Tensor) -> None:
         split = self._num_prefill
+        if self._side is not None:
+            self._side.wait_stream(torch.cuda.current_stream())
         if self._prefill is not None:
             self._prefill.run(q[:split], cache, out[:split])
         if self._decode is not None:
-            self._decode.run(q[split:], cache, out[split:])
+            with torch.cuda.stream(self._side):  # none: the current one
+                self._decode.run(q[split:], cache, out[split:])
+        if self._side is not None:
+            torch.cuda.current_stream().wait_stream(self._side)

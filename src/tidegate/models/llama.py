@@ -65,15 +65,24 @@ class Llama:
         self._rotary = Rotary(spec, self._embed.device)
         self._ops = ops_for(self._embed)
 
-    def forward(self, tokens: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
-        """Hidden states after the final norm, ``[T, hidden]``, for token ids and positions ``[T]``."""
+    def forward(
+        self, tokens: torch.Tensor, positions: torch.Tensor, wanted: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """See ``models.registry.Model``. Of the last layer, rows that are not wanted leave their keys and values, and
+        nothing else is computed of them: of a prompt one row is wanted, so nearly a whole layer less."""
         eps, add_rms_norm = self._spec.norm_eps, self._ops.add_rms_norm
         residual = embedding(tokens, self._embed)
         cos, sin = self._rotary.at(positions, residual.dtype)
         normed = self._ops.rms_norm(residual, self._layers[0].attn_norm, eps)
         next_norms = [layer.attn_norm for layer in self._layers[1:]] + [self._norm]
         for layer, next_norm in zip(self._layers, next_norms, strict=True):
-            normed = add_rms_norm(residual, self._added(layer.attention(normed, cos, sin)), layer.mlp_norm, eps)
+            rows = wanted if layer is self._layers[-1] else None
+            attended = layer.attention(normed, cos, sin, rows)
+            if rows is not None:
+                residual = residual[rows]
+                if not len(rows):
+                    return residual
+            normed = add_rms_norm(residual, self._added(attended), layer.mlp_norm, eps)
             normed = add_rms_norm(residual, self._added(layer.mlp(normed)), next_norm, eps)
         return normed
 

@@ -16,8 +16,11 @@ from tidegate.models.llama import Llama
 class Model(Protocol):
     """A decoder. Both methods run under ``torch.inference_mode``, after ``attention.plan`` of the step's rows."""
 
-    def forward(self, tokens: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
-        """Hidden states ``[T, hidden]``, final norm applied, of token ids and positions ``[T]`` (any int type)."""
+    def forward(
+        self, tokens: torch.Tensor, positions: torch.Tensor, wanted: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """Hidden states, final norm applied, of token ids and positions ``[T]`` (any int type): ``[N, hidden]`` of the
+        rows ``wanted`` (int64 [N], N may be 0), or of all ``T`` where none are named."""
         ...
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:

@@ -1,6 +1,7 @@
 """Self-attention of one decoder layer: grouped queries over keys and values, or over latent vectors."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
+from typing import Protocol
 
 import torch
 
@@ -9,9 +10,16 @@ from tidegate.kernels.attention import Attention
 from tidegate.kernels.linear import Linear
 from tidegate.kernels.ops import ops_for
 
-SelfAttention = Callable[
-    [torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor
-]  # x [T, hidden], cos, sin -> a new one
+
+class SelfAttention(Protocol):
+    def __call__(
+        self, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, wanted: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """A new ``[N, hidden]`` of the rows ``wanted`` (int64 [N]), or of all, where none are named: every row of ``x
+        [T, hidden]`` leaves its keys and values, whether it is wanted or not."""
+        ...
+
+
 _LATENT_NORM_EPS = 1e-6  # of DeepSeek's inner norms, whatever the configuration says of the others
 
 
@@ -45,7 +53,9 @@ class GroupedQueries:
         self._q_norm, self._k_norm = weights.get(prefix + "q_norm"), weights.get(prefix + "k_norm")
         self._ops = ops_for(weights["embed"])
 
-    def __call__(self, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+    def __call__(
+        self, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, wanted: torch.Tensor | None = None
+    ) -> torch.Tensor:
         spec, ops = self._spec, self._ops
         heads, kv_heads = spec.num_heads, spec.num_kv_heads
         qkv = self._qkv(x).view(-1, heads + 2 * kv_heads, spec.head_dim)
@@ -57,7 +67,8 @@ class GroupedQueries:
             )
         qk = ops.rope(qk, cos, sin)
         attended = self._attention.run(self._layer, qk[:, :heads], qk[:, heads:], v)
-        return self._o(attended.view(-1, heads * spec.head_dim))
+        attended = attended.view(-1, heads * spec.head_dim)
+        return self._o(attended if wanted is None else attended[wanted])
 
 
 class LatentQueries:
@@ -88,7 +99,9 @@ class LatentQueries:
         self._ops = ops_for(weights["embed"])
         self._scale = latent.scale / spec.head_dim**-0.5  # over the one that attention applies
 
-    def __call__(self, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+    def __call__(
+        self, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, wanted: torch.Tensor | None = None
+    ) -> torch.Tensor:
         latent, ops = self._latent, self._ops
         q = self._query[0](x)
         if self._query_norm is not None:
@@ -102,5 +115,7 @@ class LatentQueries:
         c = ops.rms_norm(c.contiguous(), self._kv_a_norm, _LATENT_NORM_EPS)
         vectors = torch.cat((c.unsqueeze(1), turned[:, -1:]), dim=-1)
         sums = self._attention.run(self._layer, queries, vectors, vectors[..., : latent.rank])
+        if wanted is not None:
+            sums = sums[wanted]
         values = torch.bmm(sums.transpose(0, 1), self._to_values.transpose(1, 2)).transpose(0, 1)
         return self._o(values.flatten(1))

@@ -52,10 +52,12 @@ class TransformersModel:
         self._given = _Given()
         self._head = _with_decoder(model, self._given)
 
-    def forward(self, tokens: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+    def forward(
+        self, tokens: torch.Tensor, positions: torch.Tensor, wanted: torch.Tensor | None = None
+    ) -> torch.Tensor:
         out = self._decoder(input_ids=tokens.long()[None], position_ids=positions.long()[None], use_cache=False)
         hidden: torch.Tensor = out.last_hidden_state[0]
-        return hidden
+        return hidden if wanted is None else hidden[wanted]
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """By the model's own head, with all that it does to logits."""

@@ -2,6 +2,8 @@
 
     stored      all matrices, whatever a token uses of them; tied embeddings once
     multiplied  by one token: of a layer's experts only those that its router chooses (two operations an element)
+    prompt's    by a token that is not sampled from: of the last layer only what makes its keys and values (and its
+                query), where the model is one of this engine's own
     read        by a step of n tokens: as much as that, but of its experts those that any of the tokens goes to
     attention   operations for each pair of a query and a key, over all heads and layers
 
@@ -24,9 +26,23 @@ def multiplied_elements(model: ModelSpec) -> int:
     return round(_layers(model, model.experts.per_token if model.experts else 0))
 
 
-def expert_elements(model: ModelSpec) -> int:
-    """Of ``multiplied_elements``, those of the experts that a router chooses."""
-    return round(_layers(model, model.experts.per_token) - _layers(model, 0)) if model.experts else 0
+def prompt_elements(model: ModelSpec) -> tuple[int, int]:
+    """Of those that a prompt's token is multiplied with, the ones of the experts that a router chooses, and the
+    others."""
+    others, of_experts = multiplied_elements(model), 0
+    experts, last = model.experts, model.experts_of(model.num_layers - 1)
+    if experts is not None:
+        of_experts = round(_layers(model, experts.per_token) - _layers(model, 0))
+        others -= of_experts
+    if model.transformers_config is None:
+        others -= model.num_heads * _value_dim(model) * model.hidden_size
+        if last is None:
+            others -= _mlp(model, model.ffn_size)
+        else:
+            chosen = last.per_token * _mlp(model, last.ffn_size)
+            others -= round(_experts(model, last, last.per_token)) - chosen
+            of_experts -= chosen
+    return of_experts, others
 
 
 def read_elements(model: ModelSpec, tokens: int) -> float:
@@ -56,6 +72,11 @@ def _layers(model: ModelSpec, used_experts: float) -> float:
         for experts in with_experts
     )
     return model.num_layers * attention + mlps
+
+
+def _value_dim(model: ModelSpec) -> int:
+    """Of what a head of attention gives."""
+    return model.latent.value_dim if model.latent else model.head_dim
 
 
 def _attention(model: ModelSpec) -> int:

@@ -3,8 +3,9 @@ Patterson, "Roofline", CACM 52, 2009).
 
 Of a step with n tokens on one of ``tp`` devices that hold a model together, each 1/tp of its weights and KV heads:
 
-    products    2 · weights · n / tp operations, at what the device does in large products: the weights that a token is
-                multiplied with, which are few of those of a model with experts, and theirs at what is had there
+    products    2 · weights · n / tp operations, at what the device does in large products: the weights that a prompt's
+                token is multiplied with, which are few of those of a model with experts, and theirs at what is had
+                there
     reading     weights / tp bytes, at what it reads: of experts those that any of n tokens goes to
     dense       (products^k + reading^k)^(1/k): nearly the larger one, and more where they are alike (k = OVERLAP)
     small       a time for each layer, whatever n is
@@ -20,7 +21,7 @@ import math
 
 from tidegate.base.specs import ModelSpec
 from tidegate.plan.hardware import Hardware
-from tidegate.plan.parameters import expert_elements, multiplied_elements, pair_flops, read_elements
+from tidegate.plan.parameters import pair_flops, prompt_elements, read_elements
 from tidegate.slo.latency import Costs, Division, LatencyModel, Padding
 
 OVERLAP = 2.0
@@ -67,8 +68,7 @@ class _Place:
         arithmetic = device.flops * part * (1.0 + gets.clock_gain * (1.0 - part)) * self._tp
         bandwidth = device.bandwidth * (math.tanh(3.0 * part) if part < 1.0 else 1.0)
         element_s = device.element_bytes / self._tp / (bandwidth * gets.weights)
-        of_experts = expert_elements(model)
-        others = multiplied_elements(model) - of_experts
+        of_experts, others = prompt_elements(model)
         token_s = 2.0 * (others / gets.products + of_experts / gets.experts) / arithmetic
         sizes, padding = self._sizes()
         dense = []

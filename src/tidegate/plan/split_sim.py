@@ -73,6 +73,10 @@ class _Prefill:
     def after_s(self, work_s: float) -> float:
         return work_s
 
+    @property
+    def batch_s(self) -> float:
+        return 0.0
+
     def next_batch_s(self, now: float) -> float:
         """Of a batch that is made of the queue now."""
         design, work = self._design, Work()

@@ -41,6 +41,12 @@ class Outlook(Protocol):
         """Seconds from now until so much work is done."""
         ...
 
+    @property
+    def batch_s(self) -> float:
+        """By which a first token comes later than its prompt's work is done, on average: its batch goes on. 0 where
+        that is not worth reckoning with."""
+        ...
+
 
 class Order(Protocol):
     def key(self, prompt: Prompt) -> float:
@@ -102,9 +108,10 @@ class BySlack:
 
     Requests that were preempted while somebody reads them come first. Then prompts are taken by deadline; whenever the
     one just taken would be late, the longest of those taken is put off. Before all of them are done others will come,
-    for whom room is left: by ``ROOM`` of the work for each but the first, ``MOST_ROOM`` at most. Those that were put
-    off come next, and those that are late in any case last, by arrival: but so that none starves, late ones get
-    ``LATE_SHARE`` of the tokens whenever there are any, first come first served.
+    for whom room is left: by ``ROOM`` of the work for each but the first, ``MOST_ROOM`` at most; and a first token is
+    told when its batch ends. Those that were put off come next, and those that are late in any case last, by arrival:
+    but so that none starves, late ones get ``LATE_SHARE`` of the tokens whenever there are any, first come first
+    served.
     """
 
     LATE_SHARE = 1 / 32
@@ -142,7 +149,7 @@ class BySlack:
             kept.append((work_s, prompt))
             total_s += work_s
             room = min(self.ROOM * (len(kept) - 1), self.MOST_ROOM)
-            if now + outlook.after_s(total_s * (1.0 + room)) > prompt.deadline_s:
+            if now + outlook.after_s(total_s * (1.0 + room)) + outlook.batch_s > prompt.deadline_s:
                 longest = max(kept, key=_work)
                 kept.remove(longest)
                 put_off.append(longest[1])

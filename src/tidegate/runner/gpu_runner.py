@@ -1,6 +1,7 @@
 """Runs a lane's batches on a GPU: each is one graph, enqueued without waiting for the one before it."""
 
 import logging
+import os
 import threading
 
 import numpy as np
@@ -39,6 +40,11 @@ class GpuRunner:
         pod_rule: PodRule | None = None, collectives: Collectives | None = None,
     ) -> None:  # fmt: skip
         """``pod_rule``: which of the batches that may be fused are; without one, none is."""
+        if spec.latent is None:
+            # Without memory of its own cuBLAS takes no kernels that count their tiles or add up parts of a product.
+            # These begin by filling it, which holds up a graph for 6 us, and are no faster for it. The small matrices
+            # of latent attention are: benchmarks/gpu.md.
+            os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":0:0")
         self._spec, self._pool, self._scratch = spec, pool, scratch
         self._table = pool.table.numpy()
         self._attention = SwitchedAttention()
@@ -47,7 +53,7 @@ class GpuRunner:
         self._sampler = Sampler(pool.tokens, spec.vocab_size)
         self._types = Types(weights["embed"].dtype, pool.kv.dtype)
         scales = kv_scales(spec, weights) if pool.kv.dtype == E4M3 else unit_scales(spec.num_layers)
-        self._kernels = graph_kernels(spec, scales)
+        self._kernels = graph_kernels(spec, self._types, scales)
         self._sms = torch.cuda.get_device_properties(pool.kv.device).multi_processor_count
         most_rows = PADDING.padded_rows(shape_for(0, pool.spec.max_num_seqs - 1).decodes)
         self._scratch_bytes = scratch_bytes(spec, self._types, TOKEN_STEPS[-1], MAX_SLICES, self._sms, most_rows)
@@ -55,6 +61,7 @@ class GpuRunner:
         self._workspaces = Workspace(partial), Workspace(partial)
         self._lists = BlockLists(most_rows, pool.spec.max_blocks_per_seq, pool.kv.device)
         self._staging = Staging()
+        self._side = torch.cuda.Stream(pool.kv.device) if self._kernels.share_no_memory else None
         self._memory = torch.cuda.graph_pool_handle()
         self._graphs: dict[tuple[StepShape, Place], StepGraph] = {}
         self._warm: set[StepShape] = set()  # shapes whose kernels have run, somewhere
@@ -115,6 +122,7 @@ class GpuRunner:
             graph = StepGraph(
                 self._spec, self._model, self._attention, self._kernels, self._types, self._pool, shape, self._scratch,
                 self._workspaces, self._lists, self._staging, self._may_be_pod(shape),
+                side=self._side if place.part is None else None,
             )  # fmt: skip
             if shape not in self._warm:
                 if self._last is not None:

@@ -107,7 +107,7 @@ class _Attention:
         self._pod = PodRows(
             spec, types, block_size, shape.prefill_tokens, workspaces, self._qo_indptr, self._prompts, self._decode
         )
-        apart = ApartRows(shape.prefill_tokens, self._prefill, self._decode)
+        apart = ApartRows(shape.prefill_tokens, self._prefill, self._decode, torch.cuda.Stream(device))
         self._forms: dict[str, Rows] = {APART: apart, POD: self._pod}
         tokens = shape.prefill_tokens + shape.decodes
         self._q = torch.randn((tokens, spec.num_heads, spec.head_dim), dtype=kv.dtype, device=device)

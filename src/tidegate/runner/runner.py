@@ -52,12 +52,13 @@ class Runner:
         store_tokens(batch, self._pool.tokens)
         inputs = build_inputs(batch, self._pool.tokens)
         self._attention.plan(inputs.rows)
-        hidden = self._model.forward(inputs.tokens, inputs.positions)
+        hidden = self._model.forward(inputs.tokens, inputs.positions, inputs.sampled)
         return self._sample(hidden, inputs) if inputs.sampled_slots else None
 
     def _sample(self, hidden: torch.Tensor, inputs: StepInputs) -> Sampled:
-        """Samples from the rows that ask, and stores each token where the next step reads it."""
-        logits = self._model.logits(hidden[inputs.sampled])
+        """Samples from the rows that ask, whose hidden states these are, and stores each token where the next step
+        reads it."""
+        logits = self._model.logits(hidden)
         sampled = self._sampler.sample(logits, inputs.sampled_slots, inputs.sampled_positions)
         if self._collectives is not None:
             self._collectives.first(sampled.tokens)  # sums of probabilities may differ between ranks in the last bit

@@ -86,9 +86,9 @@ class StepGraph:
     def __init__(
         self, spec: ModelSpec, model: Model, attention: SwitchedAttention, kernels: GraphKernels, types: Types,
         pool: Pool, shape: StepShape, scratch: Scratch, workspaces: tuple[Workspace, Workspace], lists: BlockLists,
-        staging: Staging, pod: bool = False,
+        staging: Staging, pod: bool = False, side: torch.cuda.Stream | None = None,
     ) -> None:  # fmt: skip
-        """``pod``: of a hybrid shape, with the second graph."""
+        """``pod``: of a hybrid shape, with the second graph. ``side``: see ``ApartRows``."""
         self.shape = shape
         self._model, self._attention, self._pool, self._scratch = model, attention, pool, scratch
         self._layout = _Layout(shape, pool.spec.max_blocks_per_seq)
@@ -104,7 +104,7 @@ class StepGraph:
         if shape.decodes:
             rows = PagedRows(self._of("d_indptr"), lists.decode, self._of("d_last"))
             self._decode = kernels.decode_rows(spec, types, block_size, workspaces[1], rows)
-        places, apart = self._of("places"), ApartRows(shape.prefill_tokens, self._prefill, self._decode)
+        places, apart = self._of("places"), ApartRows(shape.prefill_tokens, self._prefill, self._decode, side)
         self.forms = {APART: _Recorded(kernels.attention(pool.kv, places, apart))}
         if pod:
             assert self._decode is not None
@@ -147,9 +147,9 @@ class StepGraph:
         store, split = self._pool.tokens, self.shape.prefill_tokens
         slots, positions = self._of("slots").long(), self._of("positions").long()
         store.index_put_((slots[:split], positions[:split]), self._of("inputs"))
-        hidden = self._model.forward(store[slots, positions].long(), positions)
         sampled = self._of("sampled").long()
-        logits = self._model.logits(hidden[sampled])
+        wanted = sampled if split else None  # decode rows all sample, in their order
+        logits = self._model.logits(self._model.forward(store[slots, positions].long(), positions, wanted))
         tokens = logits.argmax(-1)
         store.index_put_((slots[sampled], positions[sampled] + 1), tokens.int())
         return logits, tokens

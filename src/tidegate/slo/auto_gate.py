@@ -49,7 +49,8 @@ class Pace(NamedTuple):
     costs: Costs  # of the whole device
     chunk: int  # tokens of the prefill batches that full speed is meant for
     speed: float
-    credit_s: float
+    batch_s: float  # from the end of a prompt's work to the end of its batch
+    credit_s: float = 0.0
 
     def work_s(self, start: int, tokens: int) -> float:
         pairs, chunks = tokens * (start + tokens / 2), tokens / self.chunk
@@ -90,6 +91,7 @@ class AutoGate(Gate):
     BANKED = 8  # steps for which the time that everybody can spare must do, if none of them needs it now
     LONGEST = 2.5  # of the base: a step for which no prompt asks
     SAVED = 0.5  # of the base: the most that short steps leave for a long one
+    WEIGHT = 0.1  # of a new batch, in what is known of batches of late
     KEPT = 4096  # rates beside decode
 
     def __init__(self, limits: Limits, slo: Slo, belief: Belief) -> None:
@@ -104,7 +106,8 @@ class AutoGate(Gate):
         self._base_s = slo.tpot_s * self.MARGIN
         self._most_saved_s = self.SAVED * self._base_s
         self._saved_s = 0.0  # by which steps were shorter than the base, of late
-        self._pace = Pace(self.model.whole, self.limits.full_speed_tokens, 1.0, 0.0)
+        self._batch_s = 0.0  # of a batch with prompts, what comes behind one of them: half of it, on average of late
+        self._pace = self._paced(1.0)
         self._rates_beside: dict[tuple[float, int], float] = {}  # by share and start of a slice, as believed now
 
     # ---- Gate
@@ -120,6 +123,8 @@ class AutoGate(Gate):
         return lane == "P" and self._division is None
 
     def observe(self, seen: Observation) -> None:
+        if seen.work.new:
+            self._batch_s += self.WEIGHT * (seen.seconds / 2 - self._batch_s)
         if seen.lane == "P":
             self._rates_beside.clear()
         elif seen.work.rows:
@@ -139,7 +144,7 @@ class AutoGate(Gate):
         if not load.decode.rows and not load.other_busy:
             self._enter(None)
             seconds = self.limits.slice_seconds / self.belief.factor("prefill")
-            self._pace = Pace(whole, self.limits.full_speed_tokens, 1.0, 0.0)
+            self._pace = self._paced(1.0)
             return self._chose("prefill", Allowance(most, seconds, whole, self.limits.min_slice_tokens))
         limit, best = self._gap_kept(load) if self.slo.metric is Metric.GAP else self._mean_kept(load)
         if sum(prompt.remaining for prompt in load.prompts) > best.tokens:
@@ -163,7 +168,7 @@ class AutoGate(Gate):
         decodes = self._decodes(load)
         best = self._fused(load, gap / self.belief.guard("hybrid", self.SURE) - HOST_SECONDS, decodes)
         beside = gap / self.belief.guard("decode beside", self.SURE) - HOST_SECONDS
-        self._pace = Pace(self.model.whole, self.limits.full_speed_tokens, self._speed(load, beside, best), 0.0)
+        self._pace = self._paced(self._speed(load, beside, best))
         return beside, best
 
     def _mean_kept(self, load: Load) -> tuple[float, Option]:
@@ -175,8 +180,7 @@ class AutoGate(Gate):
         if spares:
             limit = max(base, min(spares[0] / self.BANKED, self.LONGEST * base))
         usual = self._most_work(load, limit, decodes)
-        speed = self._speed(load, limit, usual)
-        plain = best = Pace(self.model.whole, self.limits.full_speed_tokens, speed, 0.0)
+        plain = best = self._paced(self._speed(load, limit, usual))
         asked = plain.asked(load)
         kept = plain.kept(asked)
         most = len(kept)
@@ -189,6 +193,9 @@ class AutoGate(Gate):
         self._pace = best
         asked_s = base + best.needed_s(kept)
         return (asked_s, self._fused(load, asked_s)) if asked_s > limit else (limit, usual)
+
+    def _paced(self, speed: float) -> Pace:
+        return Pace(self.model.whole, self.limits.full_speed_tokens, speed, self._batch_s)
 
     def _longest_gap(self, load: Load) -> float:
         """The SLO's, or the tightest that a request has brought itself, if decode alone can keep it."""

@@ -22,6 +22,10 @@ class OnPart(NamedTuple):
     def after_s(self, work_s: float) -> float:
         return work_s * self.slower
 
+    @property
+    def batch_s(self) -> float:
+        return 0.0
+
 
 class DividedGate(Gate):
     """Decode and prefill run beside each other, never fused. A rule moves ``division``."""

@@ -114,6 +114,9 @@ class Outlook(Protocol):
 
     def after_s(self, work_s: float) -> float: ...
 
+    @property
+    def batch_s(self) -> float: ...
+
 
 class Gate(Protocol):
     name: str

@@ -12,9 +12,11 @@ class PrefillRate:
     def __init__(self, initial_tokens_per_s: float, quantum_tokens: int) -> None:
         """Slices are whole multiples of ``quantum_tokens``; shorter ones tell nothing about the rate."""
         self.tokens_per_s = initial_tokens_per_s
+        self.batch_s = 0.0  # that batches took, on average of late
         self._quantum = quantum_tokens
 
     def observe(self, tokens: int, seconds: float, share: float) -> None:
+        self.batch_s += self.WEIGHT * (seconds - self.batch_s)
         if tokens >= self._quantum and seconds > 0:
             self.tokens_per_s += self.WEIGHT * (tokens / (seconds * share) - self.tokens_per_s)
 

@@ -7,8 +7,9 @@ from tidegate.slo.rate import PrefillRate
 
 
 class _AtRate(NamedTuple):
-    tokens_per_s: float  # on the whole device
-    share: float
+    tokens_per_s: float  # on the whole device, all of them prompts'
+    share: float  # of that, which prompts have
+    batch_s: float
 
     def work_s(self, start: int, tokens: int) -> float:
         return tokens / self.tokens_per_s
@@ -25,6 +26,8 @@ class StaticGate(Gate):
         self.moves = 0
         self._shares = dict(shares)
         self._rates: dict[str, PrefillRate] = {}
+        self._tokens: dict[str, int] = {}  # that a lane's last batch could have
+        self._decodes: dict[str, int] = {}  # in a lane's last batch with prompts: so many fewer tokens of these
 
     @property
     def shares(self) -> dict[str, float]:
@@ -37,17 +40,26 @@ class StaticGate(Gate):
         tokens = self._rate(load.lane).tokens_within(
             limits.slice_seconds, 1.0 if alone else self._share(load.lane), min(limits.min_slice_tokens, most), most
         )
+        self._tokens[load.lane] = tokens
         return Allowance(tokens)
 
     def observe(self, seen: Observation) -> None:
         if seen.work.new:
+            self._decodes[seen.lane] = seen.work.rows
             self._rate(seen.lane).observe(seen.work.new + seen.work.rows, seen.seconds, seen.share)
 
     def ask(self, shares: dict[str, float]) -> None:
         self._shares = dict(shares)
 
     def outlook(self, lane: str, alone: bool) -> Outlook:
-        return _AtRate(self._rate(lane).tokens_per_s, 1.0 if alone else self._share(lane))
+        rate, share = self._rate(lane), 1.0 if alone else self._share(lane)
+        return _AtRate(rate.tokens_per_s, share * self._of_prompts(lane), rate.batch_s / 2)
+
+    def _of_prompts(self, lane: str) -> float:
+        """Their part of a batch that has as many tokens as it can."""
+        tokens = self._tokens.get(lane, 1)
+        least = min(self.limits.slice_quantum_tokens, tokens)
+        return max(least, tokens - self._decodes.get(lane, 0)) / tokens
 
     def _share(self, lane: str) -> float:
         return self._shares.get(lane, 1.0)
