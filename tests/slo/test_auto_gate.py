@@ -115,6 +115,19 @@ def test_where_prompts_wait_nearly_all_the_time_decodes_count_as_work_beside_pre
         assert (chunk(gate, load(rows=200, context=500, prompts=LONG, now=20.0)) == 0) == beside
 
 
+def test_prompts_do_not_get_on_faster_at_the_price_of_less_work():
+    """A step of 512 has room for 64 prompt tokens beside 448 decodes, and one of 1,024 would take too long. Beside
+    decode prefill gets on four times as fast, but decode takes 1.6 times as long."""
+    whole = Costs((512, 1024), (0.011, 0.023), 0.0, 0.0, 2e-8, Padding((512, 1024), 16))
+    loaded = load(rows=448, context=400, prompts=LONG)
+    for decode_slowdown, beside in ((1.6, False), (1.1, True)):
+        division = replace(HALVES, prefill=whole, decode=whole, prefill_slowdown=2.5, decode_slowdown=decode_slowdown)
+        gate = AutoGate(LIMITS, MEAN, Belief(LatencyModel(whole, (division,))))
+        prompts = division.prefill_rate(0, LIMITS.most_prompt_tokens, LIMITS.slice_seconds, 1.0)
+        assert prompts > 4 * 64 / whole.seconds(loaded.decode.and_slice(0, 64))
+        assert (chunk(gate, loaded) == 0) == beside
+
+
 def test_while_prefill_has_a_batch_in_flight_decode_goes_on_beside_it():
     gate = AutoGate(LIMITS, MEAN, Belief(slowed(3.0)))
     assert chunk(gate, load(prompts=LONG, busy=True)) == 0

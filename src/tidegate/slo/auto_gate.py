@@ -260,10 +260,13 @@ class AutoGate(Gate):
         return min(self.limits.max_num_batched_tokens - load.decode.rows, self.limits.max_prefill_tokens)
 
     def _best_beside(self, load: Load, limit: float, best: Option) -> Option:
+        """Whichever lets prompts get on fastest, as long as no less work is done; where prompts wait nearly all the
+        time, whichever does the most work."""
         if len(self._rates_beside) > self.KEPT:
             self._rates_beside.clear()
         slower = self.belief.factor("decode beside")
-        decodes = self._decodes(load) if self._waited.part >= self.PRESSED else 0.0
+        decodes = self._decodes(load)
+        counted = decodes if self._waited.part >= self.PRESSED else 0.0
         alone = self.model.whole.seconds(load.decode) * self.belief.factor("decode")
         for division in self.model.divisions:
             step = division.decode.seconds(load.decode) * division.decode_slowdown * slower
@@ -275,7 +278,8 @@ class AutoGate(Gate):
                 mean = min(step, limit)
                 beside = Option(division, self._rates_beside[place] * part, mean, over_s=step - mean)
                 needed = 1.0 if self._division is division else self.ADVANTAGE
-                if beside.work_per_s(decodes) > best.work_per_s(decodes) * needed:
+                less = beside.work_per_s(decodes) < best.work_per_s(decodes)
+                if not less and beside.work_per_s(counted) > best.work_per_s(counted) * needed:
                     best = beside
         return best
 
