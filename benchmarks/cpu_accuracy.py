@@ -3,7 +3,8 @@
     python benchmarks/cpu_accuracy.py [--model PATH] [--tokens 64]
 
 Prints the perplexity of a text under both, how often their best next token is the same, the largest and the typical
-difference between their logits, and how far their greedy continuations of the text's sentences agree. Then, along
+difference between their logits, how far either differs from itself when it reads the text in slices instead of at once,
+and how far their greedy continuations of the text's sentences agree. Then, along
 float32's greedy answers to a few questions in the model's chat template, how much less likely int8 finds each token
 than float32 on average (the Kullback-Leibler divergence), and how often it would choose it.
 """
@@ -61,6 +62,8 @@ Translate 'good morning' to Spanish.
 List the planets.
 Give me a recipe for pancakes.
 What does HTTP stand for?"""
+
+SLICES = (1, 17, 100)  # tokens
 
 
 class OneSequence:
@@ -128,6 +131,12 @@ def main() -> None:
     print(f"same best next token: {(exact.argmax(-1) == rounded.argmax(-1)).float().mean():.1%}")
     print(f"difference of logits: largest {difference.max():.2f}, mean {difference.mean():.3f}")
     print(f"standard deviation of logits: {exact.std():.2f}")
+    for (name, model), whole in zip(models.items(), (exact, rounded), strict=True):
+        for size in SLICES:
+            cut = torch.cat([model.logits(text[at : at + size], at) for at in range(0, len(text), size)])
+            best = (cut.argmax(-1) == whole.argmax(-1)).float().mean()
+            mean = (cut - whole).abs().mean()
+            print(f"{name or 'float32'} in slices of {size}: mean difference {mean:.6f}, same best {best:.1%}")
     same = agreed = count = 0
     for sentence in TEXT.split(". "):
         prompt = tokenizer(sentence).input_ids

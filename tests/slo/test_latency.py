@@ -47,6 +47,12 @@ def test_dense_work_is_linear_between_known_points_constant_below_and_goes_on_ab
     assert COSTS.dense(8192) == pytest.approx(0.08 + 4096 * 0.06 / 3072)
 
 
+def test_above_the_largest_known_size_a_token_takes_no_longer_than_its_tokens_do_on_average():
+    """Though a size that is hardly smaller may have taken much less, where the device was disturbed."""
+    disturbed = Costs((96, 127, 128), (0.031, 0.043, 0.070), 0.0, 0.0, 0.0)
+    assert disturbed.dense(512) == pytest.approx(0.070 * 4)
+
+
 def test_padded_batches_take_as_long_as_the_next_size():
     padded = Costs((64, 256, 1024), (0.005, 0.006, 0.02), 0.0, 0.0, 0.0, Padding((64, 256, 1024), rows=16))
     assert padded.dense(65) == padded.dense(256) == 0.006
@@ -116,6 +122,15 @@ def test_a_fit_finds_the_costs_again_in_noisy_measurements():
     assert model.whole.hybrid_s == pytest.approx(COSTS.hybrid_s, rel=0.5)
     assert model.divisions[0].decode_slowdown == pytest.approx(1.3, rel=0.03)
     assert model.divisions[1].prefill_slowdown == pytest.approx(1.25, rel=0.03)
+
+
+def test_sizes_that_are_fitted_to_lie_apart_and_end_with_the_largest():
+    def tokens(*sizes):
+        return fit([Sample("D", 1.0, False, Work(new=n), 0.001 * n + 0.005) for n in sizes]).whole.tokens
+
+    assert tokens(16, 96, 100, 127, 128) == (16, 96, 128)
+    assert tokens(16, 96, 127, 160) == (16, 96, 127, 160)
+    assert tokens(127, 128) == (127, 128), "two at least"
 
 
 def test_no_cost_is_ever_fitted_below_zero():

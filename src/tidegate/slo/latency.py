@@ -83,8 +83,9 @@ class Costs(msgspec.Struct, frozen=True):
     hybrid_s: float = 0.0  # of a batch with both prompt tokens and decode rows
 
     def dense(self, tokens: int) -> float:
-        """Linear between the known points; constant below them, and on along the last two above. Where all batches are
-        padded, the time of the next known size."""
+        """Linear between the known points; constant below them. Above, on along the last two, but a further token never
+        takes longer than those of the largest size do on average: what a batch takes in any case is not negative.
+        Where all batches are padded, the time of the next known size."""
         knots, values = self.tokens, self.dense_s
         if self.padding.tokens and tokens <= knots[-1]:
             return values[bisect.bisect_left(knots, tokens)]
@@ -92,7 +93,8 @@ class Costs(msgspec.Struct, frozen=True):
         if i == 0:
             return values[0]
         if i == len(knots):
-            i -= 1
+            token_s = (values[-1] - values[-2]) / (knots[-1] - knots[-2])
+            return values[-1] + (tokens - knots[-1]) * min(token_s, values[-1] / knots[-1])
         low, high = knots[i - 1], knots[i]
         return values[i - 1] + (values[i] - values[i - 1]) * (tokens - low) / (high - low)
 
@@ -271,12 +273,13 @@ def _slowdown(costs: Costs, samples: Sequence[Sample]) -> float:
 
 
 def _thinned(counts: list[int]) -> list[int]:
+    """Some of them, the first and the last included, so far apart that what lies between two of them is not noise."""
     kept = counts[:1]
-    for count in counts[1:-1]:
+    for count in counts[1:]:
         if count >= kept[-1] * NEAR:
             kept.append(count)
     if counts[-1] > kept[-1]:
-        kept.append(counts[-1])
+        kept[1 if len(kept) == 1 else -1 :] = [counts[-1]]
     return kept
 
 
