@@ -68,14 +68,14 @@ def test_room_for_others_is_left_at_the_cost_of_the_longest_of_several():
 
 def test_who_would_be_told_by_a_batch_that_ends_too_late_is_put_off_but_is_not_late():
     class InBatches(ASecondAToken):
-        batch_s = 10.0
+        batch_s = 20.0
 
     def ranked(*all_prompts):
         order = ForTheseAlone()
         return order.rank(waiting(order, all_prompts), 0.0, InBatches())
 
     long, short, alone = Prompt(30, 49.0), Prompt(10, 49.5), Prompt(30, 35.0)
-    assert ranked(long, short) == [short, long], "done after 40 seconds, told after 50 at worst"
+    assert ranked(long, short) == [short, long], "done after 40 seconds, told after 50 on average"
     short.deadline_s = 50.0
     assert ranked(long, short) == [long, short]
     assert ranked(alone) == [alone] and not alone.late

@@ -35,7 +35,7 @@ def prompt_elements(model: ModelSpec) -> tuple[int, int]:
         of_experts = round(_layers(model, experts.per_token) - _layers(model, 0))
         others -= of_experts
     if model.transformers_config is None:
-        others -= model.num_heads * _value_dim(model) * model.hidden_size
+        others -= _output_projection(model)
         if last is None:
             others -= _mlp(model, model.ffn_size)
         else:
@@ -74,9 +74,9 @@ def _layers(model: ModelSpec, used_experts: float) -> float:
     return model.num_layers * attention + mlps
 
 
-def _value_dim(model: ModelSpec) -> int:
-    """Of what a head of attention gives."""
-    return model.latent.value_dim if model.latent else model.head_dim
+def _output_projection(model: ModelSpec) -> int:
+    """What the results of all heads of attention are multiplied with."""
+    return model.num_heads * (model.latent.value_dim if model.latent else model.head_dim) * model.hidden_size
 
 
 def _attention(model: ModelSpec) -> int:
@@ -91,7 +91,7 @@ def _latent_attention(model: ModelSpec, latent: LatentSpec) -> int:
         query = latent.query_rank * (model.hidden_size + queries)
     to_latent = model.hidden_size * (latent.rank + latent.rope_dim)
     of_heads = model.num_heads * (latent.nope_dim + latent.value_dim) * latent.rank
-    return query + to_latent + of_heads + model.num_heads * latent.value_dim * model.hidden_size
+    return query + to_latent + of_heads + _output_projection(model)
 
 
 def _experts(model: ModelSpec, experts: ExpertsSpec, used: float) -> float:

@@ -66,16 +66,13 @@ class _Prefill:
         self.ended: list[_Prompt] = []  # by that batch
         self.busy = False
         self.link_free_s = 0.0
+        self.batch_s = 0.0
 
     def work_s(self, start: int, tokens: int) -> float:
         return self._dense_s * tokens + self._design.prefill.pair_s * tokens * (start + tokens / 2)
 
     def after_s(self, work_s: float) -> float:
         return work_s
-
-    @property
-    def batch_s(self) -> float:
-        return 0.0
 
     def next_batch_s(self, now: float) -> float:
         """Of a batch that is made of the queue now."""

@@ -43,8 +43,8 @@ class Outlook(Protocol):
 
     @property
     def batch_s(self) -> float:
-        """By which a first token comes later than its prompt's work is done, on average: its batch goes on. 0 where
-        that is not worth reckoning with."""
+        """That a batch with prompt tokens takes, on average of late: it goes on when a prompt's work in it is done. 0
+        where that is not worth reckoning with."""
         ...
 
 
@@ -149,7 +149,7 @@ class BySlack:
             kept.append((work_s, prompt))
             total_s += work_s
             room = min(self.ROOM * (len(kept) - 1), self.MOST_ROOM)
-            if now + outlook.after_s(total_s * (1.0 + room)) + outlook.batch_s > prompt.deadline_s:
+            if now + outlook.after_s(total_s * (1.0 + room)) + outlook.batch_s / 2 > prompt.deadline_s:
                 longest = max(kept, key=_work)
                 kept.remove(longest)
                 put_off.append(longest[1])

@@ -42,8 +42,8 @@ class GpuRunner:
         """``pod_rule``: which of the batches that may be fused are; without one, none is."""
         if spec.latent is None:
             # Without memory of its own cuBLAS takes no kernels that count their tiles or add up parts of a product.
-            # These begin by filling it, which holds up a graph for 6 us, and are no faster for it. The small matrices
-            # of latent attention are: benchmarks/gpu.md.
+            # These begin by filling it, which holds up a graph for 6 us, and are no faster for it. Where attention is
+            # latent, decode steps were an eighth longer without: benchmarks/gpu.md.
             os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":0:0")
         self._spec, self._pool, self._scratch = spec, pool, scratch
         self._table = pool.table.numpy()

@@ -49,7 +49,7 @@ class Pace(NamedTuple):
     costs: Costs  # of the whole device
     chunk: int  # tokens of the prefill batches that full speed is meant for
     speed: float
-    batch_s: float  # from the end of a prompt's work to the end of its batch
+    batch_s: float
     credit_s: float = 0.0
 
     def work_s(self, start: int, tokens: int) -> float:
@@ -106,7 +106,7 @@ class AutoGate(Gate):
         self._base_s = slo.tpot_s * self.MARGIN
         self._most_saved_s = self.SAVED * self._base_s
         self._saved_s = 0.0  # by which steps were shorter than the base, of late
-        self._batch_s = 0.0  # of a batch with prompts, what comes behind one of them: half of it, on average of late
+        self._batch_s = 0.0  # that batches with prompts took, on average of late
         self._pace = self._paced(1.0)
         self._rates_beside: dict[tuple[float, int], float] = {}  # by share and start of a slice, as believed now
 
@@ -124,7 +124,7 @@ class AutoGate(Gate):
 
     def observe(self, seen: Observation) -> None:
         if seen.work.new:
-            self._batch_s += self.WEIGHT * (seen.seconds / 2 - self._batch_s)
+            self._batch_s += self.WEIGHT * (seen.seconds - self._batch_s)
         if seen.lane == "P":
             self._rates_beside.clear()
         elif seen.work.rows:

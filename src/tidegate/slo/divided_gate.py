@@ -14,6 +14,7 @@ class OnPart(NamedTuple):
     costs: Costs
     chunk: int  # tokens
     slower: float
+    batch_s: float = 0.0
 
     def work_s(self, start: int, tokens: int) -> float:
         middle = start + tokens // 2
@@ -21,10 +22,6 @@ class OnPart(NamedTuple):
 
     def after_s(self, work_s: float) -> float:
         return work_s * self.slower
-
-    @property
-    def batch_s(self) -> float:
-        return 0.0
 
 
 class DividedGate(Gate):

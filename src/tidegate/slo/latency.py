@@ -279,7 +279,9 @@ def _thinned(counts: list[int]) -> list[int]:
         if count >= kept[-1] * NEAR:
             kept.append(count)
     if counts[-1] > kept[-1]:
-        kept[1 if len(kept) == 1 else -1 :] = [counts[-1]]
+        if len(kept) > 1:
+            kept.pop()  # the largest of all instead of its neighbour
+        kept.append(counts[-1])
     return kept
 
 

@@ -13,9 +13,12 @@ class PrefillRate:
         """Slices are whole multiples of ``quantum_tokens``; shorter ones tell nothing about the rate."""
         self.tokens_per_s = initial_tokens_per_s
         self.batch_s = 0.0  # that batches took, on average of late
+        self.decodes = 0  # rows of the last batch: so many fewer of its tokens were prompts'
         self._quantum = quantum_tokens
 
-    def observe(self, tokens: int, seconds: float, share: float) -> None:
+    def observe(self, new: int, decodes: int, seconds: float, share: float) -> None:
+        """A batch with ``new`` prompt tokens."""
+        tokens, self.decodes = new + decodes, decodes
         self.batch_s += self.WEIGHT * (seconds - self.batch_s)
         if tokens >= self._quantum and seconds > 0:
             self.tokens_per_s += self.WEIGHT * (tokens / (seconds * share) - self.tokens_per_s)

@@ -26,43 +26,35 @@ class StaticGate(Gate):
         self.moves = 0
         self._shares = dict(shares)
         self._rates: dict[str, PrefillRate] = {}
-        self._tokens: dict[str, int] = {}  # that a lane's last batch could have
-        self._decodes: dict[str, int] = {}  # in a lane's last batch with prompts: so many fewer tokens of these
 
     @property
     def shares(self) -> dict[str, float]:
         return self._shares
 
     def allow(self, load: Load) -> Allowance:
-        limits = self.limits
-        alone = not load.other_busy and not load.other_ready
-        most = limits.max_num_batched_tokens
-        tokens = self._rate(load.lane).tokens_within(
-            limits.slice_seconds, 1.0 if alone else self._share(load.lane), min(limits.min_slice_tokens, most), most
-        )
-        self._tokens[load.lane] = tokens
-        return Allowance(tokens)
+        return Allowance(self._most_tokens(load.lane, alone=not load.other_busy and not load.other_ready))
 
     def observe(self, seen: Observation) -> None:
         if seen.work.new:
-            self._decodes[seen.lane] = seen.work.rows
-            self._rate(seen.lane).observe(seen.work.new + seen.work.rows, seen.seconds, seen.share)
+            self._rate(seen.lane).observe(seen.work.new, seen.work.rows, seen.seconds, seen.share)
 
     def ask(self, shares: dict[str, float]) -> None:
         self._shares = dict(shares)
 
     def outlook(self, lane: str, alone: bool) -> Outlook:
-        rate, share = self._rate(lane), 1.0 if alone else self._share(lane)
-        return _AtRate(rate.tokens_per_s, share * self._of_prompts(lane), rate.batch_s / 2)
+        rate, tokens = self._rate(lane), self._most_tokens(lane, alone)
+        of_prompts = max(tokens - rate.decodes, min(self.limits.slice_quantum_tokens, tokens))
+        return _AtRate(rate.tokens_per_s, self._share(lane, alone) * (of_prompts / tokens), rate.batch_s)
 
-    def _of_prompts(self, lane: str) -> float:
-        """Their part of a batch that has as many tokens as it can."""
-        tokens = self._tokens.get(lane, 1)
-        least = min(self.limits.slice_quantum_tokens, tokens)
-        return max(least, tokens - self._decodes.get(lane, 0)) / tokens
+    def _most_tokens(self, lane: str, alone: bool) -> int:
+        """Of a batch."""
+        limits = self.limits
+        most = limits.max_num_batched_tokens
+        least = min(limits.min_slice_tokens, most)
+        return self._rate(lane).tokens_within(limits.slice_seconds, self._share(lane, alone), least, most)
 
-    def _share(self, lane: str) -> float:
-        return self._shares.get(lane, 1.0)
+    def _share(self, lane: str, alone: bool) -> float:
+        return 1.0 if alone else self._shares.get(lane, 1.0)
 
     def _rate(self, lane: str) -> PrefillRate:
         if lane not in self._rates:
