@@ -9,6 +9,7 @@ from transformers import PreTrainedModel
 
 from tidegate.kernels.cpu_attention import CpuAttention
 from tidegate.kernels.torch_attention import TorchAttention
+from tidegate.kernels.windows import Backend
 
 TOLERANCE = {"rtol": 0.0, "atol": 1e-4}
 
@@ -41,7 +42,7 @@ def test_how_a_prompt_is_cut_does_not_matter(family: tuple[PreTrainedModel, str]
 @pytest.mark.parametrize("backend", [TorchAttention, CpuAttention])
 @pytest.mark.parametrize("blocks", ["ascending", "two runs"])
 def test_rows_in_one_step_do_not_see_each_other(
-    family: tuple[PreTrainedModel, str], blocks: str, backend: type[TorchAttention]
+    family: tuple[PreTrainedModel, str], blocks: str, backend: Backend
 ) -> None:
     reference, path = family
     prompts = [prompt(length, seed) for seed, length in enumerate((21, 9, 30, 14))]

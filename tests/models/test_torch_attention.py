@@ -11,10 +11,11 @@ from tidegate.base.specs import ModelSpec
 from tidegate.kernels.attention import AttentionRows
 from tidegate.kernels.cpu_attention import CpuAttention
 from tidegate.kernels.torch_attention import TorchAttention
+from tidegate.kernels.windows import Backend
 
 BLOCK_SIZE = 4
 MAX_BLOCKS = 90
-BACKENDS = [TorchAttention, CpuAttention]
+BACKENDS: list[Backend] = [TorchAttention, CpuAttention]
 SPEC = ModelSpec("LlamaForCausalLM", 2, 64, 6, 2, 16, 64, 50, 512)
 
 
@@ -35,7 +36,7 @@ class Pages:
 
     def __init__(
         self,
-        backend: type[TorchAttention],
+        backend: Backend,
         slots: int,
         rng: random.Random,
         window: int | None,
@@ -74,7 +75,7 @@ class Pages:
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("window", [None, 1, 6, 150])
 @pytest.mark.parametrize("seed", range(6))
-def test_random_steps_attend_as_arithmetic_says(seed: int, window: int | None, backend: type[TorchAttention]) -> None:
+def test_random_steps_attend_as_arithmetic_says(seed: int, window: int | None, backend: Backend) -> None:
     torch.manual_seed(seed)
     rng = random.Random(seed)
     pages = Pages(backend, 5, rng, window)
@@ -89,7 +90,7 @@ def test_random_steps_attend_as_arithmetic_says(seed: int, window: int | None, b
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("window", [None, 100])
 @pytest.mark.parametrize("count", [128, 129, 200, 257])
-def test_rows_longer_than_one_kernel_call(count: int, window: int | None, backend: type[TorchAttention]) -> None:
+def test_rows_longer_than_one_kernel_call(count: int, window: int | None, backend: Backend) -> None:
     torch.manual_seed(count)
     pages = Pages(backend, 2, random.Random(count), window)
     for slots, counts in (([0, 1], [count, count]), ([1, 0], [60, 1])):
@@ -98,18 +99,23 @@ def test_rows_longer_than_one_kernel_call(count: int, window: int | None, backen
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_only_the_rows_own_places_of_the_layer_are_written(backend: type[TorchAttention]) -> None:
+def test_only_the_rows_own_places_of_the_layer_are_written(backend: Backend) -> None:
     pages = Pages(backend, 2, random.Random(0), None)
     pages.step([1], [9], layer=1)
-    written = ~pages.kv.isnan().all(dim=-1).all(dim=-1)  # [layer, k or v, block, offset]
-    expected = torch.zeros_like(written)
+    written = ~pages.kv.isnan()
+    if backend is CpuAttention:  # whose blocks hold keys as [Hkv, D, block_size] and values as [Hkv, block_size, D]
+        keys, values = written.flatten(3).unbind(1)
+        keys = keys.unflatten(2, (2, 16, BLOCK_SIZE)).permute(0, 1, 4, 2, 3)
+        values = values.unflatten(2, (2, BLOCK_SIZE, 16)).transpose(2, 3)
+        written = torch.stack((keys, values), 1)
+    expected = torch.zeros_like(written)  # [layer, k or v, block, offset, head, element]
     for position in range(9):
         expected[1, :, int(pages.table[1, position // BLOCK_SIZE]), position % BLOCK_SIZE] = True
     assert torch.equal(written, expected)
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_the_block_table_is_read_at_plan_time_only(backend: type[TorchAttention]) -> None:
+def test_the_block_table_is_read_at_plan_time_only(backend: Backend) -> None:
     pages = Pages(backend, 1, random.Random(0), None)
     pages.step([0], [6], layer=0)
     q, k, v = torch.randn(1, 6, 16), torch.randn(1, 2, 16), torch.randn(1, 2, 16)
@@ -154,3 +160,44 @@ def test_a_decode_row_is_the_same_to_the_bit_in_any_batch_and_on_any_number_of_t
             alone.append(pages.attention.run(0, q[i : i + 1], k[i : i + 1], v[i : i + 1]))
         results.append(torch.cat(alone))
     assert all(torch.equal(result, results[0]) for result in results)
+
+
+@pytest.mark.usefixtures("threads")
+@pytest.mark.parametrize("window", [None, 1, 50, 130])
+def test_a_query_gets_the_same_to_the_bit_in_any_slice_and_as_a_decode(window: int | None) -> None:
+    torch.manual_seed(0)
+    total = 301
+    q, k, v = torch.randn(total, 6, 16), torch.randn(total, 2, 16), torch.randn(total, 2, 16)
+    results = []
+    for size, threads in ((total, 1), (total, 2), (1, 1), (7, 2), (128, 3)):
+        torch.set_num_threads(threads)
+        pages = Pages(CpuAttention, 4, random.Random(size), window)
+        parts = []
+        for start in range(0, total, size):
+            new = min(size, total - start)
+            # Its neighbours differ from slice to slice: a row before it and one after.
+            counts = [1 + start % 3, new, 1 + start % 40]
+            rows = [torch.cat((torch.randn(counts[0], *x.shape[1:]), x[start : start + new],
+                               torch.randn(counts[2], *x.shape[1:]))) for x in (q, k, v)]  # fmt: skip
+            pages.attention.plan(AttentionRows([0, 1, 2], [0, start, 0], counts))
+            parts.append(pages.attention.run(1, *rows)[counts[0] : counts[0] + new])
+        results.append(torch.cat(parts))
+    assert all(torch.equal(result, results[0]) for result in results)
+    torch.testing.assert_close(results[0], plain_attention(q, k, v, 0, window), rtol=0.0, atol=1e-5)
+
+
+@pytest.mark.parametrize("head_dim", [4, 8, 24, 64, 80])
+@pytest.mark.parametrize("group", [1, 7, 70])
+@pytest.mark.parametrize("block_size", [1, 8, 16, 48])
+def test_heads_groups_and_blocks_of_any_size(head_dim: int, group: int, block_size: int) -> None:
+    torch.manual_seed(head_dim)
+    spec = msgspec.structs.replace(SPEC, num_heads=2 * group, head_dim=head_dim)
+    kv = torch.full((1, 2, 200, block_size, 2, head_dim), torch.nan)
+    attention = CpuAttention(spec, kv, torch.randperm(200, dtype=torch.int32).unsqueeze(0))
+    keys, values = torch.randn(150, 2, head_dim), torch.randn(150, 2, head_dim)
+    for start, end in ((0, 149), (149, 150)):
+        q = torch.randn(end - start, 2 * group, head_dim)
+        attention.plan(AttentionRows([0], [start], [end - start]))
+        got = attention.run(0, q, keys[start:end], values[start:end])
+        expected = plain_attention(q, keys[:end], values[:end], start, None)
+        torch.testing.assert_close(got, expected, rtol=0.0, atol=1e-5)

@@ -33,6 +33,7 @@ from tidegate.kernels.attention import AttentionRows
 from tidegate.kernels.choose_attention import attention_over
 from tidegate.kernels.collectives import Collectives
 from tidegate.kernels.torch_attention import TorchAttention
+from tidegate.kernels.windows import Backend
 from tidegate.models.linears import load, stored
 from tidegate.models.registry import build_model
 from tidegate.models.sources import open_model
@@ -188,7 +189,7 @@ class Driver:
         max_len: int = 64,
         blocks: str = "ascending",
         quantization: str | None = None,
-        backend: type[TorchAttention] = TorchAttention,
+        backend: Backend = TorchAttention,
     ) -> None:
         source = open_model(path)
         spec, weights = source.spec, empty_weights(source.spec, quantization)
@@ -211,7 +212,7 @@ class Driver:
         slots: int,
         max_len: int,
         blocks: str,
-        backend: type[TorchAttention],
+        backend: Backend,
         collectives: Collectives | None = None,
     ) -> None:
         per_slot = -(-(max_len + 1) // BLOCK_SIZE)

@@ -122,6 +122,7 @@ class PoolSpec(msgspec.Struct, frozen=True):
     """The sizes of a pool's arrays (see ``base.batch`` for the token store and block table).
 
     KV array: ``[num_layers, kv_parts, num_blocks, block_size, num_kv_heads, head_dim]``; the first of two parts is K.
+    (A backend may order what a block's part holds in another way: ``kernels.cpu_attention`` does.)
     """
 
     num_blocks: int

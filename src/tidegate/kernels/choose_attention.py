@@ -10,13 +10,12 @@ from tidegate.kernels.attention import Attention
 from tidegate.kernels.fp8 import E4M3, KvScales, unit_scales
 from tidegate.kernels.fp8_attention import Fp8Attention
 from tidegate.kernels.step_rows import Types
-from tidegate.kernels.torch_attention import TorchAttention
 from tidegate.kernels.torch_latent_attention import TorchLatentAttention
 from tidegate.kernels.windows import Backend, LayerWindows
 
 
 def attention_over(
-    backend: type[TorchAttention],
+    backend: Backend,
     spec: ModelSpec,
     kv: torch.Tensor,
     table: torch.Tensor,

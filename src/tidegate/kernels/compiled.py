@@ -23,7 +23,6 @@ from numba.extending import intrinsic
 Words = Any  # inside a kernel: indexed by number, each item a 64-bit integer
 Function = Callable[..., Any]
 
-LINE_BYTES = 64  # of a cache line
 _SERIAL_ELEMENTS = 1 << 15  # with less to do, waking a thread takes longer than the work
 _Arguments = ctypes.c_int64 * 20  # as many as any kernel takes
 
@@ -108,21 +107,6 @@ def as_float(context: Any, bits: Any) -> Any:
         return builder.bitcast(arguments[0], ir.FloatType())
 
     return types.float32(types.int32), generate
-
-
-@_intrinsic
-def prefetch(context: Any, address: Any) -> Any:
-    """Begins to bring a cache line in. Any address may be given."""
-
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        byte, number = ir.IntType(8).as_pointer(), ir.IntType(32)
-        kind = ir.FunctionType(ir.VoidType(), [byte, number, number, number])
-        function = builder.module.declare_intrinsic("llvm.prefetch", (byte,), kind)
-        to_read, keep, data = number(0), number(3), number(1)
-        builder.call(function, [builder.inttoptr(arguments[0], byte), to_read, keep, data])
-        return context.get_dummy_value()
-
-    return types.void(types.int64), generate
 
 
 @inlined

@@ -1,4 +1,4 @@
-"""Attention over the paged KV array in plain torch: the CPU backend, and the reference on any device.
+"""Attention over the paged KV array in plain torch: the reference on any device, and for what has no kernel of ours.
 
 A row whose blocks ascend without gaps attends over a view of the array; other rows' blocks are gathered first.
 Decode rows fold the query heads that share a KV head into the query axis, so that keys and values are read once.
@@ -46,25 +46,6 @@ class TorchAttention:
         self._pieces: list[_Piece] = []
 
     def plan(self, rows: AttentionRows) -> None:
-        self._plan(rows, longer_than=0)
-
-    def run(self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-        self._write(layer, k, v)
-        out = torch.empty((*q.shape[:2], v.shape[2]), dtype=q.dtype, device=q.device)
-        self._attend_pieces(layer, q, out)
-        return out
-
-    def _keys_and_values(self, layer: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Views of one layer's part of the KV array, or of blocks that have been gathered from it."""
-        return layer[0], layer[1]
-
-    def _write(self, layer: int, k: torch.Tensor, v: torch.Tensor) -> None:
-        keys, values = self._tokens[layer]
-        keys.index_copy_(0, self._written, k.to(keys.dtype))
-        values.index_copy_(0, self._written, v.to(values.dtype))
-
-    def _plan(self, rows: AttentionRows, longer_than: int) -> None:
-        """Where every row writes, and pieces for the rows with more than ``longer_than`` queries."""
         size = self._block_size
         starts, counts = np.asarray(rows.starts), np.asarray(rows.counts)
         widest = -(-int((starts + counts).max()) // size)
@@ -76,8 +57,6 @@ class TorchAttention:
         self._written = to_device(written, self._device)
         self._pieces, scattered, num_scattered = [], [], 0
         for blocks, first, start, count in zip(table, firsts.tolist(), rows.starts, rows.counts, strict=True):
-            if count <= longer_than:
-                continue
             seen_from = max(0, start - self._window + 1) // size if self._window else 0
             blocks = blocks[seen_from : -(-(start + count) // size)]
             gathered = bool((blocks[1:] - blocks[:-1] != 1).any())
@@ -93,6 +72,21 @@ class TorchAttention:
         if num_scattered > self._gathered.shape[1]:
             shape = self._gathered.shape
             self._gathered = self._gathered.new_empty(shape[0], num_scattered, *shape[2:])
+
+    def run(self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        self._write(layer, k, v)
+        out = torch.empty((*q.shape[:2], v.shape[2]), dtype=q.dtype, device=q.device)
+        self._attend_pieces(layer, q, out)
+        return out
+
+    def _keys_and_values(self, layer: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Views of one layer's part of the KV array, or of blocks that have been gathered from it."""
+        return layer[0], layer[1]
+
+    def _write(self, layer: int, k: torch.Tensor, v: torch.Tensor) -> None:
+        keys, values = self._tokens[layer]
+        keys.index_copy_(0, self._written, k.to(keys.dtype))
+        values.index_copy_(0, self._written, v.to(values.dtype))
 
     def _piece(self, first: int, start: int, count: int, gathered: bool, origin: int) -> _Piece:
         lowest = max(0, start - self._window + 1) if self._window else 0
