@@ -8,6 +8,7 @@ from tidegate.core.lanes import Flight, Lane, PrefillRow
 from tidegate.core.queues import Queues
 from tidegate.core.request import Request, State
 from tidegate.core.residency import Residency
+from tidegate.policy.late_decodes import yielding
 from tidegate.policy.order import Outlook
 from tidegate.policy.rule import Plan
 from tidegate.slo.latency import Work
@@ -25,8 +26,12 @@ class LaneView:
     """The queues as one lane may use them (``policy.rule.View``). A request with work in flight belongs to the lane
     that has it until that is acknowledged."""
 
-    def __init__(self, lane: Lane, queues: Queues, residency: Residency, now: float, outlook: Outlook) -> None:
+    def __init__(
+        self, lane: Lane, queues: Queues, residency: Residency, now: float, outlook: Outlook, tpot_s: float | None
+    ) -> None:
+        """``tpot_s``: the SLO's, if there is one."""
         self.lane = lane
+        self._now, self._tpot_s = now, tpot_s
         self._queues = queues
         self._residency = residency
         self.prompts: list[Request] = []  # in the order in which the lane will serve them
@@ -53,6 +58,8 @@ class LaneView:
     def decodes(self) -> list[Request]:
         if self._decodes is None:
             self._decodes = self._ready()
+            if self.prompts and self._tpot_s is not None:
+                self._decodes = yielding(self._decodes, self.prompts, self._now, self._tpot_s)
         return self._decodes
 
     def _ready(self) -> list[Request]:

@@ -279,7 +279,8 @@ class Core:
             return None
         busy, ready = self._roster.others_in_flight(lane), self._roster.others_have_work(lane, self._queues)
         outlook = self.gate.outlook(spec.name, alone=not busy and not ready)
-        view = LaneView(lane, self._queues, self._residency, now, outlook)
+        tpot_s = config.slo.tpot_s if config.slo else None
+        view = LaneView(lane, self._queues, self._residency, now, outlook, tpot_s)
         load = self._guidance.load(view, now, busy, ready)
         allowance = self.gate.allow(load)
         if allowance.hold or (not allowance.tokens and not spec.decodes):

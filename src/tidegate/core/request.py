@@ -16,6 +16,7 @@ position is ``len(tokens) - 1 + in_flight``, since every batch in flight brings 
 from __future__ import annotations
 
 import enum
+import math
 from typing import TYPE_CHECKING
 
 from tidegate.base.request import Output, RequestSpec
@@ -42,6 +43,7 @@ class Request:
         "capacity",
         "chain",
         "deadline_s",
+        "decoded_s",
         "done",
         "first_s",
         "held",
@@ -93,6 +95,7 @@ class Request:
         self.late = False  # whether it can't make it any more
         self.tpot_s = spec.tpot_s  # its own SLO
         self.first_s: float | None = None  # when its first token was told
+        self.decoded_s = -math.inf  # when it last decoded while others that had missed their SLO, too, did not
         self.slot = -1
         self._drop_progress()
 
@@ -115,6 +118,11 @@ class Request:
     @property
     def begun(self) -> bool:
         return self.first_s is not None
+
+    @property
+    def missed(self) -> bool:
+        """Whether its first token has come after its deadline, or will."""
+        return self.late if self.first_s is None else self.first_s > self.deadline_s
 
     @property
     def num_output(self) -> int:

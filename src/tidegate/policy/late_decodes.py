@@ -1,0 +1,35 @@
+"""Which decodes wait while prompts can still be in time.
+
+A request whose first token came after its deadline has missed its SLO whatever its other tokens do, and in a batch with
+prompts it would cost those time: the longest prompts are the ones that are given up, and each token reads all that is
+known of them. So it yields to prompts of its own class and of more urgent ones that can be in time, as its prompt did;
+but it never starves: it gets a token every ``LONGEST`` times the TPOT. And where nobody else decodes, it does.
+"""
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+LONGEST = 4.0  # times the TPOT of the SLO: the time from one of its tokens to the next
+
+
+class Decoding(Protocol):
+    missed: bool  # its first token has come too late, or will
+    decoded_s: float  # when it was last let into a batch in which others yielded
+
+    @property
+    def priority(self) -> int: ...
+
+
+def yielding(ready: Sequence[Any], prompts: Sequence[Any], now: float, tpot_s: float) -> list[Any]:
+    """Of the requests ``ready`` to decode those that do, while ``prompts`` wait (``policy.order.Prompt``)."""
+    urgent = min((prompt.priority for prompt in prompts if not prompt.late), default=None)
+    if urgent is None:
+        return list(ready)
+    missed = [request for request in ready if request.missed and request.priority >= urgent]
+    if not missed or len(missed) == len(ready):
+        return list(ready)
+    left_out = {request.id for request in missed if now - request.decoded_s < LONGEST * tpot_s}
+    for request in missed:
+        if request.id not in left_out:
+            request.decoded_s = now
+    return [request for request in ready if request.id not in left_out]
