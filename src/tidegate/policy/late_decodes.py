@@ -2,8 +2,9 @@
 
 A request whose first token came after its deadline has missed its SLO whatever its other tokens do, and in a batch with
 prompts it would cost those time: the longest prompts are the ones that are given up, and each token reads all that is
-known of them. So it yields to prompts of its own class and of more urgent ones that can be in time, as its prompt did;
-but it never starves: it gets a token every ``LONGEST`` times the TPOT. And where nobody else decodes, it does.
+known of them. So it is served as well as can be (the best-effort tier of SLOs-Serve, arXiv 2504.08784): it yields to
+prompts of its own class and of more urgent ones that can be in time, as its prompt did, but never starves: it gets a
+token every ``LONGEST`` times the TPOT. And where nobody else decodes, it does.
 """
 
 from collections.abc import Sequence
