@@ -10,21 +10,21 @@ STEP = 0.018
 
 
 def lead(foresight, step=STEP):
-    return step - foresight.wait_before_ending("kind", 0.0, 0.0)
+    return step - foresight.wait_before_ending("kind", 0.0, 0.0, 0.0)
 
 
 def run(foresight, decide, prepare, steps=300, step=STEP):
     """Steps on end, the next of each decided on and prepared in so many seconds. How many came too late."""
     late = 0
     for _ in range(steps):
-        ending = foresight.wait_before_ending("kind", 0.0, 0.0)
+        ending = foresight.wait_before_ending("kind", 0.0, 0.0, 0.0)
         foresight.asked(ending)
         came = ending + decide()
         ready = came + prepare()
         if came < step:
             foresight.came(came)
         foresight.prepared(ready - came)
-        foresight.observed("kind", step)
+        foresight.observed("kind", step, 0.0)
         foresight.ended()
         if came >= step:
             foresight.came(came)
@@ -33,7 +33,16 @@ def run(foresight, decide, prepare, steps=300, step=STEP):
 
 
 def test_a_kind_of_step_that_is_not_known_is_called_ending_at_once():
-    assert Foresight().wait_before_ending("kind", 5.0, 5.0) == 0.0
+    assert Foresight().wait_before_ending("kind", 5.0, 5.0, 0.02) == 0.0
+
+
+def test_a_step_of_a_kind_is_known_by_how_such_steps_differed_from_what_was_expected_of_them():
+    """Two of one shape take as long as their contexts make them; both are a tenth longer than believed."""
+    foresight = Foresight()
+    for expected in (0.02, 0.04) * 20:
+        foresight.observed("kind", 1.1 * expected, expected)
+    short, long = (foresight.wait_before_ending("kind", 0.0, 0.0, expected) for expected in (0.02, 0.04))
+    assert long - short == pytest.approx(1.1 * 0.02)
 
 
 @pytest.mark.parametrize("decide, prepare", [(0.0002, 0.0005), (0.0016, 0.0011), (0.004, 0.001)])

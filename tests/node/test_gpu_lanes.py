@@ -3,15 +3,19 @@
 import select
 import sys
 import threading
+import time
 from pathlib import Path
+from types import MappingProxyType
+from typing import NamedTuple
 
+import msgspec
 import pytest
 import torch
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "runner"))
 from tiny_lane import MODEL, WEIGHTS, batch, generate, new_pool, new_runner
 
-from tidegate.base.batch import Slice, SlotSetup
+from tidegate.base.batch import BatchResult, Slice, SlotSetup
 from tidegate.base.errors import ConfigError
 from tidegate.base.events import BatchDone, BatchEnding, LaneGone, LaneReady
 from tidegate.base.request import SamplingParams
@@ -202,3 +206,58 @@ def test_a_lane_that_can_not_start_says_why_and_whether_settings_are_to_blame(ho
     lanes.lanes.start("D")
     gone = lanes.event(LaneGone)
     assert gone.config is blamed and words in gone.reason
+
+
+class Timed:
+    """A runner whose steps take as long as ``takes`` says, by their batches' ids."""
+
+    hybrid_attention = MappingProxyType({})
+
+    def __init__(self):
+        self.takes = {}
+
+    def prepared(self, shape, place):
+        return True
+
+    def prepare(self, shape, place):
+        pass
+
+    def enqueue(self, step, place):
+        return Timer(step.id, time.monotonic(), self.takes[step.id])
+
+
+class Timer(NamedTuple):
+    batch_id: int
+    start: float
+    seconds: float
+
+    def ended(self):
+        return time.monotonic() >= self.start + self.seconds
+
+    def collect(self):
+        time.sleep(max(0.0, self.start + self.seconds - time.monotonic()))
+        return BatchResult(self.batch_id, [], None, self.seconds)
+
+
+def test_a_step_is_called_ending_before_its_end_and_one_that_ends_early_is_told_at_once(host):
+    """The first one shows that they take three tenths of what is expected; but the last one takes a tenth of that."""
+    runners = []
+
+    def make(pool):
+        runners.append(Timed())
+        return runners[-1]
+
+    lane = host(make)
+    lane.lanes.start("D")
+    lane.event(LaneReady)
+    for i, (takes, expected) in enumerate([(0.3, 1.0), (0.15, 0.5), (0.03, 1.0)]):
+        runners[0].takes[i] = takes
+        begun = time.monotonic()
+        lane.lanes.launch("D", msgspec.structs.replace(batch(decodes={0: 3}, batch_id=i), expected_s=expected))
+        lane.event(BatchEnding)
+        ending = time.monotonic() - begun
+        lane.event(BatchDone)
+        done = time.monotonic() - begun
+        assert takes <= done < takes + 0.1
+        if i == 1:
+            assert 0.05 < ending < 0.15

@@ -57,6 +57,7 @@ class Batch(msgspec.Struct, array_like=True):
     tables: list[TableUpdate]
     setups: list[SlotSetup]
     fused: bool = False  # attention of slices and decodes may run in one kernel; the results are the same
+    expected_s: float = 0.0  # that it is believed to take on the device; 0: nobody knows
 
     @property
     def hybrid(self) -> bool:

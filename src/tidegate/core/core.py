@@ -263,6 +263,7 @@ class Core:
         for lane, (batch, flight) in launches:
             flight.beside = roster.others_in_flight(lane)
             batch.share = flight.share = roster.share(lane, self.shares) if flight.beside else 1.0
+            batch.expected_s = self._guidance.expected_s(lane, flight)
             actions.append(Launch(lane.name, batch))
         return actions
 

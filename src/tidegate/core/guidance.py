@@ -79,6 +79,12 @@ class Guidance:
         """Asks about a batch of these decodes alone: there is no answer to be heeded, but a gate counts and moves."""
         self.gate.allow(Load(now, lane.name, decode, [], [], other_busy=False, other_ready=False))
 
+    def expected_s(self, lane: Lane, flight: Flight) -> float:
+        """That a batch is believed to take; 0 where nothing is believed."""
+        if self.belief is None:
+            return 0.0
+        return self.belief.model.seconds(flight.work, lane.name, flight.share, flight.beside)
+
     # ---- telling
 
     def arrived(self, request: Request) -> None:

@@ -18,14 +18,15 @@ class Usually:
 
 
 class Foresight:
-    """Durations by kind of step, as last seen, how long the core takes to decide on the next, and how long preparing it
-    takes. One thread tells when a batch is called ending and when it has ended, another one when the next has come."""
+    """By kind of step, how long it took of late: relative to what it was believed to take, where something was, since
+    steps of one kind differ in their context. And how long the core takes to decide on the next, and preparing it. One
+    thread tells when a batch is called ending and when it has ended, another one when the next has come."""
 
     DECIDE_SECONDS = 1.0e-3  # at least: for the decision and the hand-overs between threads
     WEIGHT = 0.2  # of a new observation of a step
 
     def __init__(self) -> None:
-        self._seconds: dict[Hashable, float] = {}
+        self._ratios: dict[Hashable, float] = {}  # or seconds, where nothing is believed
         self._prepare = Usually(2e-3)
         self._decide = Usually(self.DECIDE_SECONDS, self.DECIDE_SECONDS)
         self._asked: float | None = None  # when; None: no batch is ending
@@ -47,11 +48,13 @@ class Foresight:
     def prepared(self, seconds: float) -> None:
         self._prepare.seen(seconds)
 
-    def observed(self, kind: Hashable, seconds: float) -> None:
-        known = self._seconds.get(kind, seconds)
-        self._seconds[kind] = min(seconds, known + self.WEIGHT * (seconds - known))
+    def observed(self, kind: Hashable, seconds: float, expected: float) -> None:
+        ratio = seconds / (expected or 1.0)
+        known = self._ratios.get(kind, ratio)
+        self._ratios[kind] = min(ratio, known + self.WEIGHT * (ratio - known))
 
-    def wait_before_ending(self, kind: Hashable, start: float, now: float) -> float:
-        """Seconds from ``now`` until a step that starts at ``start`` should be called ending; 0 for unknown kinds."""
+    def wait_before_ending(self, kind: Hashable, start: float, now: float, expected: float) -> float:
+        """Seconds from ``now`` until a step that starts at ``start`` and is ``expected`` to take so long (0: nobody
+        knows) should be called ending; 0 for unknown kinds."""
         needed = self._prepare.seconds + self._decide.seconds
-        return max(0.0, start + self._seconds.get(kind, 0.0) - needed - now)
+        return max(0.0, start + self._ratios.get(kind, 0.0) * (expected or 1.0) - needed - now)

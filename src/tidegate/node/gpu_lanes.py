@@ -30,6 +30,7 @@ from tidegate.runner.inputs import apply_tables
 from tidegate.runner.lane_runner import LaneRunner, Pending
 from tidegate.runner.shapes import StepShape, shape_for
 
+NAP_SECONDS = 5e-4  # between looks at whether a step has ended already
 SWITCH_SECONDS = 2e-4  # of the interpreter: a lane that prepares a step must not wait long for it
 
 Post = Callable[[Event], None]
@@ -55,6 +56,13 @@ class _Captured(NamedTuple):
     """What was to be captured has been."""
 
 
+class _Step(NamedTuple):
+    pending: Pending
+    kind: tuple[StepShape, Place]
+    ready: float  # when it had been given to the device
+    expected_s: float
+
+
 class LaneThreads:
     """One lane: a thread that enqueues and one that collects, in order, and one that captures beside them."""
 
@@ -63,7 +71,7 @@ class LaneThreads:
         # A float is a share to prepare.
         self._inbox: queue.SimpleQueue[Batch | float | _Captured | None] = queue.SimpleQueue()
         self._wanted: queue.SimpleQueue[tuple[StepShape, Place] | None] = queue.SimpleQueue()  # to be captured
-        self._enqueued: queue.SimpleQueue[tuple[Pending, tuple[StepShape, Place], float] | None] = queue.SimpleQueue()
+        self._enqueued: queue.SimpleQueue[_Step | None] = queue.SimpleQueue()
         self._foresight = Foresight()
         self._runner: LaneRunner | None = None
         self._moves: Moves | None = None  # set last: from then on the lane can be read
@@ -142,7 +150,7 @@ class LaneThreads:
         enqueued = runner.enqueue(batch, place)
         ready = now_s()
         self._foresight.prepared(ready - came)
-        self._enqueued.put((enqueued, (shape, place), ready))
+        self._enqueued.put(_Step(enqueued, (shape, place), ready, batch.expected_s))
 
     def _place(self, share: float) -> Place:
         place = self._plan.place(share)
@@ -162,18 +170,18 @@ class LaneThreads:
 
     def _collect(self) -> None:
         free = now_s()  # when the lane's stream became, or will become, free
-        while (item := self._enqueued.get()) is not None:
-            enqueued, kind, ready = item
-            start = max(ready, free)
-            wait = self._foresight.wait_before_ending(kind, start, now_s())
-            if wait > 0:
-                time.sleep(wait)
-            self._foresight.asked(now_s())
-            self._post(BatchEnding(self._name, enqueued.batch_id))
-            result = enqueued.collect()
+        while (step := self._enqueued.get()) is not None:
+            pending, now = step.pending, now_s()
+            ending = now + self._foresight.wait_before_ending(step.kind, max(step.ready, free), now, step.expected_s)
+            while now < ending and not pending.ended():  # it may end before it is expected to
+                time.sleep(min(ending - now, NAP_SECONDS))
+                now = now_s()
+            self._foresight.asked(now)
+            self._post(BatchEnding(self._name, pending.batch_id))
+            result = pending.collect()
             free = now_s()
             self._foresight.ended()
-            self._foresight.observed(kind, result.seconds)
+            self._foresight.observed(step.kind, result.seconds, step.expected_s)
             self._post(BatchDone(self._name, result))
 
     def _guard(self, work: Callable[[], None]) -> None:

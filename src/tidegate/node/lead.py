@@ -81,6 +81,9 @@ class _Led(NamedTuple):
     def batch_id(self) -> int:
         return self.enqueued.batch_id
 
+    def ended(self) -> bool:
+        return self.enqueued.ended()
+
     def collect(self) -> BatchResult:
         result = self.enqueued.collect()
         with self.lead.turn() as number:

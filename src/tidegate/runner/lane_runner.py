@@ -18,6 +18,10 @@ class Mark(Protocol):
         """Waits until the work has got there."""
         ...
 
+    def query(self) -> bool:
+        """Whether it has."""
+        ...
+
     def elapsed_time(self, end_event: Any) -> float:
         """Milliseconds from here to there."""
         ...
@@ -31,6 +35,9 @@ class HostMark:
 
     def synchronize(self) -> None:
         pass
+
+    def query(self) -> bool:
+        return True
 
     def elapsed_time(self, end_event: Any) -> float:
         return float(end_event._at_s - self._at_s) * 1e3
@@ -51,6 +58,10 @@ class Pending(Protocol):
     @property
     def batch_id(self) -> int: ...
 
+    def ended(self) -> bool:
+        """Whether there is nothing to wait for any more."""
+        ...
+
     def collect(self) -> BatchResult:
         """Waits for the batch; other threads run meanwhile."""
         ...
@@ -65,6 +76,9 @@ class Enqueued(NamedTuple):
     tokens: torch.Tensor  # int64, on the host
     rows: list[int]  # where each sampled row's token is
     sampled: Sampled | None  # on the host; set where the sampler chose
+
+    def ended(self) -> bool:
+        return self.done.query()
 
     def collect(self) -> BatchResult:
         """Waits for the batch; other threads run meanwhile."""
