@@ -239,14 +239,14 @@ class CpuAttention:
         self._tiles = _Tiles(
             work, *(torch.from_numpy(array) for array in (firsts[row_of] + done, positions, queries, row_of))
         )
-        threads = torch.get_num_threads()
-        if len(self._scratch) < threads * self._scratch_floats:
-            self._scratch = torch.empty(threads * self._scratch_floats)
 
     def run(self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
         keys, values = self._places[layer]
         to_k, to_v = (k.data_ptr(), k.stride(0), keys), (v.data_ptr(), v.stride(0), values)
         self._write(k.numel(), k.shape[0], self._num_kv_heads, self._written.data_ptr(), *to_k, *to_v)
+        threads = torch.get_num_threads()
+        if len(self._scratch) < threads * self._scratch_floats:
+            self._scratch = torch.empty(threads * self._scratch_floats)
         out = torch.empty(q.shape)
         tiles = self._tiles
         self._attend(

@@ -8,21 +8,31 @@ token every ``LONGEST`` times the TPOT. And where nobody else decodes, it does.
 """
 
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Protocol, TypeVar
+
+from tidegate.policy.order import Prompt
 
 LONGEST = 4.0  # times the TPOT of the SLO: the time from one of its tokens to the next
 
 
 class Decoding(Protocol):
-    missed: bool  # its first token has come too late, or will
+    id: str
     decoded_s: float  # when it was last let into a batch in which others yielded
+
+    @property
+    def missed(self) -> bool:
+        """Whether its first token has come too late, or will."""
+        ...
 
     @property
     def priority(self) -> int: ...
 
 
-def yielding(ready: Sequence[Any], prompts: Sequence[Any], now: float, tpot_s: float) -> list[Any]:
-    """Of the requests ``ready`` to decode those that do, while ``prompts`` wait (``policy.order.Prompt``)."""
+Ready = TypeVar("Ready", bound=Decoding)
+
+
+def yielding(ready: Sequence[Ready], prompts: Sequence[Prompt], now: float, tpot_s: float) -> list[Ready]:
+    """Of the requests ``ready`` to decode those that do, while ``prompts`` wait."""
     urgent = min((prompt.priority for prompt in prompts if not prompt.late), default=None)
     if urgent is None:
         return list(ready)
