@@ -63,11 +63,11 @@ def test_a_sweep_is_every_combination_and_varies_shares_only_where_they_can_be_s
 
 
 def test_goodput_is_a_rate_that_attains_the_slo_while_a_higher_one_does_not(model, capsys):
-    arguments = ["--truth", model, "--mode", "chunked", "--slo", "ttft=300ms,tpot=30ms", "--num-requests", "60"]
+    arguments = ["--truth", model, "--mode", "chunked", "--slo", "ttft=300ms,tpot=30ms", "--num-requests", "600"]
     (result,) = answer(capsys, *arguments, "--rate", "2", "--goodput")["results"]
     rate = result["goodput"]
     assert rate > 0 and result["setting"]["rate"] == rate and result["outcome"]["attainment"] >= 0.9
-    (above,) = answer(capsys, *arguments, "--rate", str(rate * 1.5))["results"]
+    (above,) = answer(capsys, *arguments, "--rate", str(rate * 1.02))["results"]
     assert above["outcome"]["attainment"] < 0.9
 
 
@@ -88,13 +88,13 @@ def test_long_prompts_that_miss_show_in_their_quartile(tmp_path, capsys):
 
 def test_a_trace_of_steps_is_scaled_as_a_whole_until_too_few_of_all_its_requests_attain(model, capsys):
     """One flag; its own rates without --rate, each step once; goodput is the mean rate, to be compared with its own."""
-    shifting = ["--truth", model, "--workload", "chat@10x4,long@10x1", "--slo", "ttft=400ms,tpot=30ms"]
+    shifting = ["--truth", model, "--workload", "chat@20x4,long@20x1", "--slo", "ttft=400ms,tpot=30ms"]
     (own,) = answer(capsys, *shifting)["results"]
-    assert own["setting"]["rate"] == 2.5 and own["outcome"]["requests"] == 50
+    assert own["setting"]["rate"] == 2.5 and own["outcome"]["requests"] == 100
     (result,) = answer(capsys, *shifting, "--goodput")["results"]
     rate = result["goodput"]
-    assert result["outcome"]["requests"] == round(20 * rate) and result["outcome"]["attainment"] >= 0.9
-    (above,) = answer(capsys, *shifting, "--rate", str(rate * 1.5))["results"]
+    assert result["outcome"]["requests"] == round(40 * rate) and result["outcome"]["attainment"] >= 0.9
+    (above,) = answer(capsys, *shifting, "--rate", str(rate * 1.02))["results"]
     assert above["outcome"]["attainment"] < 0.9
 
 
