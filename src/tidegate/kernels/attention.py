@@ -2,7 +2,9 @@
 
 from typing import NamedTuple, Protocol
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 
 class AttentionRows(NamedTuple):
@@ -12,6 +14,23 @@ class AttentionRows(NamedTuple):
     slots: list[int]
     starts: list[int]
     counts: list[int]
+
+
+def blocks_of(rows: AttentionRows, table: torch.Tensor, block_size: int) -> torch.Tensor:
+    """The rows' blocks, int32 ``[rows, blocks of the longest]``, from a pool's block table."""
+    longest = max(start + count for start, count in zip(rows.starts, rows.counts, strict=True))
+    return table[torch.tensor(rows.slots, device=table.device), : -(-longest // block_size)]
+
+
+def written(rows: AttentionRows, blocks: NDArray[np.int32], block_size: int) -> NDArray[np.int64]:
+    """Where in the KV array, counted in its tokens, each token of the step is written: int64 ``[T]``."""
+    starts, counts = np.asarray(rows.starts), np.asarray(rows.counts)
+    row_of = np.repeat(np.arange(len(counts)), counts)
+    positions = np.arange(len(row_of)) + (starts - np.cumsum(counts) + counts)[row_of]
+    places: NDArray[np.int64] = blocks[row_of, positions // block_size].astype(np.int64)
+    places *= block_size
+    places += positions % block_size
+    return places
 
 
 class Attention(Protocol):

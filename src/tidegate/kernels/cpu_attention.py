@@ -18,7 +18,7 @@ import numpy as np
 import torch
 
 from tidegate.base.specs import ModelSpec
-from tidegate.kernels.attention import AttentionRows
+from tidegate.kernels.attention import AttentionRows, blocks_of, written
 from tidegate.kernels.compiled import (
     Kernel,
     Words,
@@ -82,8 +82,7 @@ def attend_kernel(head_dim: int, group: int, block_size: int) -> Kernel:
     tokens. The first call compiles it, unless numba has it on disk: up to three seconds."""
     head_bytes = 4 * head_dim
     kv_head_bytes = block_size * head_bytes
-    chunk_blocks = max(1, CHUNK_KEYS // block_size)
-    chunk = chunk_blocks * block_size
+    chunk = chunk_keys(block_size)
     row_bytes = 4 * chunk
     scratch_bytes = scratch_floats(head_dim, group, block_size) * 4
     most_rows = most_queries(group) * group
@@ -125,7 +124,7 @@ def attend_kernel(head_dim: int, group: int, block_size: int) -> Kernel:
 
                 for chunk_start in range(lowest_key // chunk * chunk, end_key, chunk):
                     first_block = max(lowest_key, chunk_start) // block_size
-                    last_block = min(chunk_start // block_size + chunk_blocks, end_block)
+                    last_block = min((chunk_start + chunk) // block_size, end_block)
                     for block in range(first_block, last_block):
                         here = keys + np.int64(table[block]) * block_bytes + head_offset
                         ahead = np.int64(table[min(block + AHEAD, end_block - 1)]) * block_bytes + head_offset
@@ -179,6 +178,11 @@ def attend_kernel(head_dim: int, group: int, block_size: int) -> Kernel:
     return attend
 
 
+def chunk_keys(block_size: int) -> int:
+    """Of whole blocks, one at least."""
+    return max(1, CHUNK_KEYS // block_size) * block_size
+
+
 def most_queries(group: int) -> int:
     """Of a tile."""
     return max(1, TILE_ROWS // group)
@@ -186,8 +190,7 @@ def most_queries(group: int) -> int:
 
 def scratch_floats(head_dim: int, group: int, block_size: int) -> int:
     """Of a thread: for each of a tile's rows the query, the output, a chunk's scores, and two numbers more."""
-    chunk = max(1, CHUNK_KEYS // block_size) * block_size
-    floats_of_all = most_queries(group) * group * (2 * head_dim + chunk + 2)
+    floats_of_all = most_queries(group) * group * (2 * head_dim + chunk_keys(block_size) + 2)
     return -(-floats_of_all // 16) * 16
 
 
@@ -204,7 +207,8 @@ class CpuAttention:
 
     def __init__(self, spec: ModelSpec, kv: torch.Tensor, table: torch.Tensor) -> None:
         assert kv.dtype == torch.float32 and kv.is_contiguous()
-        self._kv, self._table, self._block_size = kv, table, kv.shape[3]
+        self._kv = kv  # kept, since kernels are given addresses in it
+        self._table, self._block_size = table, kv.shape[3]
         self._window = spec.sliding_window or _NO_WINDOW
         group = spec.num_heads // spec.num_kv_heads
         self._attend = attend_kernel(spec.head_dim, group, self._block_size)
@@ -219,26 +223,18 @@ class CpuAttention:
         self._tables = torch.empty(0, 0, dtype=torch.int32)
 
     def plan(self, rows: AttentionRows) -> None:
-        size = self._block_size
+        self._tables = blocks_of(rows, self._table, self._block_size)
+        self._written = torch.from_numpy(written(rows, self._tables.numpy(), self._block_size))
         starts, counts = np.asarray(rows.starts), np.asarray(rows.counts)
-        widest = -(-int((starts + counts).max()) // size)
-        self._tables = self._table[torch.tensor(rows.slots), :widest]
-        firsts = np.cumsum(counts) - counts
-        row_of = np.repeat(np.arange(len(counts)), counts)
-        positions = np.arange(len(row_of)) + (starts - firsts)[row_of]
-        places = self._tables.numpy()[row_of, positions // size].astype(np.int64) * size + positions % size
-        self._written = torch.from_numpy(places)
-
         tiles = -(-counts // self._most_queries)
         row_of = np.repeat(np.arange(len(counts)), tiles)
         done = (np.arange(len(row_of)) - np.repeat(np.cumsum(tiles) - tiles, tiles)) * self._most_queries
         queries = np.minimum(counts[row_of] - done, self._most_queries)
         positions = starts[row_of] + done
         keys = positions + queries - np.maximum(0, positions + 1 - self._window)
+        firsts = (np.cumsum(counts) - counts)[row_of] + done
         work = int((keys * (queries * self._group + READING)).sum())
-        self._tiles = _Tiles(
-            work, *(torch.from_numpy(array) for array in (firsts[row_of] + done, positions, queries, row_of))
-        )
+        self._tiles = _Tiles(work, *map(torch.from_numpy, (firsts, positions, queries, row_of)))
 
     def run(self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
         keys, values = self._places[layer]

@@ -4,6 +4,7 @@ A row whose blocks ascend without gaps attends over a view of the array; other r
 Decode rows fold the query heads that share a KV head into the query axis, so that keys and values are read once.
 """
 
+import itertools
 from typing import NamedTuple
 
 import numpy as np
@@ -11,7 +12,7 @@ import torch
 from torch.nn.functional import scaled_dot_product_attention
 
 from tidegate.base.specs import ModelSpec
-from tidegate.kernels.attention import AttentionRows
+from tidegate.kernels.attention import AttentionRows, blocks_of, written
 from tidegate.kernels.host_copies import to_device
 
 _MAX_QUERIES = 128  # a longer row is cut: the kernel computes every query-key pair of a piece, masked or not
@@ -47,16 +48,11 @@ class TorchAttention:
 
     def plan(self, rows: AttentionRows) -> None:
         size = self._block_size
-        starts, counts = np.asarray(rows.starts), np.asarray(rows.counts)
-        widest = -(-int((starts + counts).max()) // size)
-        table = self._table[torch.tensor(rows.slots, device=self._table.device), :widest].cpu().numpy()
-        firsts = np.cumsum(counts) - counts
-        row_of = np.repeat(np.arange(len(counts)), counts)
-        positions = np.arange(len(row_of)) + (starts - firsts)[row_of]
-        written = table[row_of, positions // size].astype(np.int64) * size + positions % size
-        self._written = to_device(written, self._device)
+        table = blocks_of(rows, self._table, size).cpu().numpy()
+        self._written = to_device(written(rows, table, size), self._device)
         self._pieces, scattered, num_scattered = [], [], 0
-        for blocks, first, start, count in zip(table, firsts.tolist(), rows.starts, rows.counts, strict=True):
+        firsts = itertools.accumulate(rows.counts[:-1], initial=0)
+        for blocks, first, start, count in zip(table, firsts, rows.starts, rows.counts, strict=True):
             seen_from = max(0, start - self._window + 1) // size if self._window else 0
             blocks = blocks[seen_from : -(-(start + count) // size)]
             gathered = bool((blocks[1:] - blocks[:-1] != 1).any())

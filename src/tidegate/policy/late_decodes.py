@@ -7,6 +7,7 @@ prompts of its own class and of more urgent ones that can be in time, as its pro
 token every ``LONGEST`` times the TPOT. And where nobody else decodes, it does.
 """
 
+import math
 from collections.abc import Sequence
 from typing import Protocol, TypeVar
 
@@ -16,7 +17,6 @@ LONGEST = 4.0  # times the TPOT of the SLO: the time from one of its tokens to t
 
 
 class Decoding(Protocol):
-    id: str
     decoded_s: float  # when it was last let into a batch in which others yielded
 
     @property
@@ -31,16 +31,17 @@ class Decoding(Protocol):
 Ready = TypeVar("Ready", bound=Decoding)
 
 
-def yielding(ready: Sequence[Ready], prompts: Sequence[Prompt], now: float, tpot_s: float) -> list[Ready]:
+def yielding(ready: list[Ready], prompts: Sequence[Prompt], now: float, tpot_s: float) -> list[Ready]:
     """Of the requests ``ready`` to decode those that do, while ``prompts`` wait."""
-    urgent = min((prompt.priority for prompt in prompts if not prompt.late), default=None)
-    if urgent is None:
-        return list(ready)
-    missed = [request for request in ready if request.missed and request.priority >= urgent]
-    if not missed or len(missed) == len(ready):
-        return list(ready)
-    left_out = {request.id for request in missed if now - request.decoded_s < LONGEST * tpot_s}
-    for request in missed:
-        if request.id not in left_out:
+    urgent = min((prompt.priority for prompt in prompts if not prompt.late), default=math.inf)
+    yields = [request.missed and request.priority >= urgent for request in ready]
+    if all(yields):
+        return ready
+    chosen = []
+    for request, may_wait in zip(ready, yields, strict=True):
+        if may_wait:
+            if now - request.decoded_s < LONGEST * tpot_s:
+                continue
             request.decoded_s = now
-    return [request for request in ready if request.id not in left_out]
+        chosen.append(request)
+    return chosen
