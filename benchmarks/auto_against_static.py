@@ -205,7 +205,7 @@ class Server:
     """A live one, set by its admin endpoints."""
 
     def __init__(self, url: str, admin_key: str | None, seconds: float, rates: int) -> None:
-        """``rates``: tried at most, for each setting, each for so many seconds of arrivals."""
+        """``rates``: tried for each setting, with so many seconds of arrivals; more until one passed and one failed."""
         self._url, self._seconds, self._rates = url, seconds, rates
         self._headers = {"Content-Type": "application/json"}
         if admin_key:
@@ -232,7 +232,7 @@ class Server:
         search = Search(start, precision=LIVE_PRECISION, lowest=start / 4, highest=start * 4, step=LIVE_STEP)
         points: list[tuple[float, float]] = []
         readings = {}
-        while len(points) < self._rates and (rate := search.next_rate()) is not None:
+        while (rate := search.next_rate()) is not None and (len(points) < self._rates or not search.bracketed):
             before = self._get("/admin/stats")
             attained = self._attained(case, rate)
             readings[rate] = (before, self._get("/admin/stats"))

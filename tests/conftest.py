@@ -1,10 +1,14 @@
 import json
+import signal
 import sys
 from pathlib import Path
 
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))  # helpers that several folders use
+
+# A shell has Ctrl-C ignored by what it starts in the background, and what that starts would ignore it, too.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session")

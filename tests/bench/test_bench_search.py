@@ -26,6 +26,7 @@ def test_the_goodput_lies_between_two_rates_as_near_as_asked_for(truth, start, p
     search = make(start, precision, step=step)
     searched(search, lambda rate: rate <= truth)
     assert search.low <= truth < search.high <= search.low * (1 + precision)
+    assert search.bracketed
 
 
 def test_rates_double_and_are_then_halved_in_between():
@@ -43,13 +44,13 @@ def test_near_a_good_guess_the_first_steps_are_small_and_then_grow():
 def test_a_server_that_is_never_too_slow_is_tried_up_to_the_highest_rate():
     search = make(highest=10)
     assert searched(search, lambda rate: True) == [1, 2, 4, 8, 10]
-    assert search.high is None
+    assert search.high is None and not search.bracketed
 
 
 def test_a_server_that_is_always_too_slow_is_tried_down_to_the_lowest_rate():
     search = make(lowest=0.3)
     assert searched(search, lambda rate: False) == [1, 0.5, 0.3]
-    assert search.low == 0.0
+    assert search.low == 0.0 and not search.bracketed
 
 
 def test_what_is_known_already_is_not_tried_again():

@@ -44,12 +44,34 @@ def test_what_was_kept_is_found_again_and_lies_where_caches_belong(cache):
         {"max_num_seqs": 128},
         {"block_size": 32},
         {"torch": "9.9"},
+        {"code": "of another version"},
     ],
     ids=lambda other: next(iter(other)),
 )
 def test_for_anything_else_nothing_is_found(other):
     latency_cache.keep(KEY, MEASURED)
     assert latency_cache.cached(msgspec.structs.replace(KEY, **other)) is None
+
+
+def test_any_change_to_the_code_that_runs_in_steps_is_another_key(tmp_path, monkeypatch):
+    package = tmp_path / "tidegate"
+    for name in (*latency_cache.IN_STEPS, "node"):
+        (package / name).mkdir(parents=True)
+        (package / name / "some.py").write_text("faster = False")
+    monkeypatch.setattr(latency_cache, "__file__", str(package / "node" / "latency_cache.py"))
+
+    def digest():
+        return latency_cache.code.__wrapped__()
+
+    seen = [digest()]
+    (package / "node" / "some.py").write_text("other = True")
+    assert digest() == seen[0], "what runs in no step does not matter"
+    for name in latency_cache.IN_STEPS:
+        (package / name / "some.py").write_text("faster = True")
+        seen.append(digest())
+    (package / "kernels" / "some.py").rename(package / "kernels" / "other.py")
+    seen.append(digest())
+    assert len(set(seen)) == len(seen)
 
 
 def spoiled(record):

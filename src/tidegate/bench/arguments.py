@@ -13,7 +13,7 @@ from tidegate.bench.arrivals import Bursts, Pattern
 from tidegate.bench.payload import PATHS, Endpoint, Payloads
 from tidegate.bench.plot import load_matplotlib
 from tidegate.bench.workloads import WORKLOADS
-from tidegate.slo.goodput import Metric, Slo
+from tidegate.slo.goodput import Slo
 
 
 def add_server(command: argparse.ArgumentParser) -> None:
@@ -78,15 +78,6 @@ def add_workload(command: argparse.ArgumentParser) -> "argparse._ArgumentGroup":
 def add_files(group: "argparse._ArgumentGroup", drawn: str) -> None:
     group.add_argument("--save", type=Path, metavar="FILE.json", help="write all results")
     group.add_argument("--plot", type=Path, metavar="FILE.png", help=f"draw {drawn} (needs matplotlib)")
-
-
-def add_metric(group: "argparse._ArgumentGroup", more: str = "") -> None:
-    group.add_argument(
-        "--slo-metric",
-        default=Metric.TPOT.value,
-        choices=[metric.value for metric in Metric],
-        help=f"what the SLO's tpot limits: a request's mean TPOT or its p99 gap{more} (default: tpot)",
-    )
 
 
 def pattern(arguments: argparse.Namespace) -> Pattern:

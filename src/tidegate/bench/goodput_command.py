@@ -14,7 +14,6 @@ from tidegate.base.errors import ConfigError, TidegateError
 from tidegate.bench.admin import Admin, Value
 from tidegate.bench.arguments import (
     add_files,
-    add_metric,
     add_server,
     add_workload,
     pattern,
@@ -39,6 +38,7 @@ from tidegate.bench.screen import say
 from tidegate.bench.session import first_model
 from tidegate.bench.sweep import Dimension, Row, combinations, measure_one, sweep
 from tidegate.bench.traces import Trace
+from tidegate.slo.flags import add_slo_metric
 from tidegate.slo.goodput import GOODPUT_ATTAINMENT, Metric, Slo
 
 _DEFAULT_SLO = Slo(ttft_s=0.5, tpot_s=0.05)
@@ -186,7 +186,7 @@ def _add_slos(command: argparse.ArgumentParser) -> None:
         metavar="ttft=T,tpot=T",
         help="another SLO, whose goodput is found too; may be repeated. Each probe says how many attain each",
     )
-    add_metric(group)
+    add_slo_metric(group)
     group.add_argument(
         "--attainment",
         type=share,

@@ -37,6 +37,11 @@ class Search:
         """The lowest rate that has failed."""
         return min((rate for rate, passed in self._tried if not passed), default=None)
 
+    @property
+    def bracketed(self) -> bool:
+        """Whether a rate has passed and a higher one has failed."""
+        return self.low > 0 and self.high is not None
+
     def next_rate(self) -> float | None:
         """None when the search is over."""
         low, high = self.low, self.high

@@ -10,7 +10,6 @@ from tidegate import __version__
 from tidegate.base.clock import wall_s
 from tidegate.bench.arguments import (
     add_files,
-    add_metric,
     add_server,
     add_workload,
     pattern,
@@ -29,6 +28,7 @@ from tidegate.bench.screen import Screen, say
 from tidegate.bench.session import Measurement, first_model, measure
 from tidegate.bench.table import sweep_text
 from tidegate.bench.traces import Trace
+from tidegate.slo.flags import add_slo_metric
 from tidegate.slo.goodput import Metric, Slo
 
 _DEFAULT_SLO = Slo(ttft_s=0.5, tpot_s=0.05)
@@ -128,7 +128,7 @@ def _add_results(command: argparse.ArgumentParser) -> None:
         metavar="ttft=T,tpot=T",
         help='such as "ttft=500ms,tpot=25ms"; may be repeated (default: ttft=500ms,tpot=50ms)',
     )
-    add_metric(group, ". Both are reported; this one comes first, is drawn, and is what --stop-below looks at")
+    add_slo_metric(group, ". Both are reported; this one comes first, is drawn, and is what --stop-below looks at")
     group.add_argument(
         "--stop-below",
         type=float,

@@ -5,12 +5,13 @@ import math
 from collections.abc import Callable
 from typing import TypeVar
 
-from tidegate.bench.arguments import add_metric, add_workload, positive, share, whole
+from tidegate.bench.arguments import add_workload, positive, share, whole
 from tidegate.bench.plan import Amount
 from tidegate.policy.modes import MODES
 from tidegate.policy.order import ORDERS
 from tidegate.sim.engine import Host
 from tidegate.sim.fleet import ROUTERS
+from tidegate.slo.flags import add_slo_metric
 from tidegate.slo.gates import GATES
 
 Value = TypeVar("Value")
@@ -89,7 +90,7 @@ def _add_scheduling(group: argparse._ArgumentGroup) -> None:
         metavar="LIMITS",
         help="what to hold and to measure by (default: ttft=500ms,tpot=50ms)",
     )
-    add_metric(group)
+    add_slo_metric(group)
     group.add_argument(
         "--prefill-share",
         type=_list(share),

@@ -8,6 +8,7 @@ from tidegate.cli.values import core_list, size
 from tidegate.node.config import EngineConfig
 from tidegate.policy.modes import MODES
 from tidegate.policy.order import ORDERS
+from tidegate.slo.flags import add_slo_metric
 from tidegate.slo.gates import GATES
 from tidegate.slo.goodput import Metric, Slo
 from tidegate.slo.parse import parse_slo
@@ -75,13 +76,7 @@ def add_engine(command: argparse.ArgumentParser) -> None:
         metavar="LIMITS",
         help='what to hold, e.g. "ttft=500ms,tpot=25ms"; a request may bring its own in the header X-SLO',
     )
-    group.add_argument(
-        "--slo-metric",
-        default="tpot",
-        choices=[str(metric) for metric in Metric],
-        help="what the limit on TPOT is for. tpot: a request's mean; gap: every gap between two of its tokens "
-        "(default: tpot)",
-    )
+    add_slo_metric(group)
     group.add_argument(
         "--gate",
         choices=GATES,

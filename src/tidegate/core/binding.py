@@ -9,9 +9,9 @@ from tidegate.core.queues import Queues
 from tidegate.core.request import Request, State
 from tidegate.core.residency import Residency
 from tidegate.policy.late_decodes import yielding
-from tidegate.policy.order import Outlook
 from tidegate.policy.rule import Plan
 from tidegate.slo.latency import Work
+from tidegate.slo.outlook import Outlook
 
 
 class Totals:

@@ -47,8 +47,9 @@ from tidegate.policy.modes import MODES, Mode
 from tidegate.policy.order import order_by_name
 from tidegate.policy.rule import Budget
 from tidegate.slo.belief import Belief
-from tidegate.slo.gate import Gate, Outlook, TimedRoom
+from tidegate.slo.gate import Gate, TimedRoom
 from tidegate.slo.latency import Work
+from tidegate.slo.outlook import Outlook
 
 _plain = attrgetter("plain")
 

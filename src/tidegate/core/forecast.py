@@ -5,8 +5,8 @@ from operator import attrgetter
 from tidegate.core.queues import Queues
 from tidegate.core.request import Request
 from tidegate.core.residency import Residency
-from tidegate.policy.order import Outlook
 from tidegate.slo.admission import Expectation, expect
+from tidegate.slo.outlook import Outlook
 
 _key = attrgetter("order_key")
 NEWEST = 1 << 62  # as a place in the order of arrival: behind everybody

@@ -5,7 +5,8 @@ from itertools import groupby
 from operator import attrgetter
 
 from tidegate.core.request import Request, State
-from tidegate.policy.order import Order, Outlook
+from tidegate.policy.order import Order
+from tidegate.slo.outlook import Outlook
 
 _key = attrgetter("order_key")
 _priority = attrgetter("spec.priority")

@@ -3,6 +3,7 @@
 A file is JSON: a format version, the key, the model's error, and the model. ``tidegate profile --out`` writes the same.
 """
 
+import functools
 import hashlib
 import importlib.metadata
 import logging
@@ -21,6 +22,19 @@ from tidegate.slo.latency_file import FORMAT, read_latency_model
 
 log = logging.getLogger("tidegate.node")
 
+IN_STEPS = ("kernels", "models", "runner", "device")  # packages whose code decides how long a step takes
+
+
+@functools.cache
+def code() -> str:
+    """A digest of Tidegate's code that runs in steps: with a faster kernel, what was measured before is wrong."""
+    package = Path(__file__).parent.parent
+    files = sorted(path for name in IN_STEPS for path in (package / name).rglob("*.py"))
+    digest = hashlib.sha256()
+    for path in files:
+        digest.update(path.relative_to(package).as_posix().encode() + b"\0" + path.read_bytes() + b"\0")
+    return digest.hexdigest()[:24]
+
 
 class Key(msgspec.Struct, frozen=True):
     """A model measured on one of these tells nothing about another."""
@@ -35,6 +49,7 @@ class Key(msgspec.Struct, frozen=True):
     max_num_seqs: int
     block_size: int
     torch: str = msgspec.field(default_factory=lambda: importlib.metadata.version("torch"))
+    code: str = msgspec.field(default_factory=code)
 
 
 class Record(msgspec.Struct, frozen=True):

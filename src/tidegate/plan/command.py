@@ -20,6 +20,7 @@ from tidegate.plan.search import search
 from tidegate.plan.setting import Setting
 from tidegate.plan.shapes import KNOWN, find_shape
 from tidegate.plan.summary import summary
+from tidegate.slo.flags import add_slo_metric
 from tidegate.slo.goodput import Metric
 from tidegate.slo.latency_file import read_latency_model
 from tidegate.slo.parse import EXAMPLE, parse_slo
@@ -43,13 +44,7 @@ def add_plan(commands: Any) -> None:
     command.add_argument(
         "--slo", required=True, metavar="LIMITS", help=f'what 90 %% of the requests must meet, e.g. "{EXAMPLE}"'
     )
-    command.add_argument(
-        "--slo-metric",
-        default="tpot",
-        choices=[str(metric) for metric in Metric],
-        help="what the limit on TPOT is for. tpot: a request's mean; gap: every gap between two of its tokens "
-        "(default: tpot)",
-    )
+    add_slo_metric(command)
     command.add_argument(
         "--workload",
         default="conv",

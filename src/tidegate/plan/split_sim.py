@@ -54,7 +54,7 @@ class _Prompt:
 
 
 class _Prefill:
-    """An instance, and ``policy.order.Outlook`` of its own queue."""
+    """An instance, and ``slo.outlook.Outlook`` of its own queue."""
 
     def __init__(self, design: SplitDesign) -> None:
         self._design = design

@@ -7,6 +7,8 @@ batch is made.
 from collections.abc import Sequence
 from typing import Any, Protocol
 
+from tidegate.slo.outlook import Outlook
+
 
 class Prompt(Protocol):
     """A request with prompt tokens left."""
@@ -28,24 +30,6 @@ class Prompt(Protocol):
 
     @property
     def remaining(self) -> int: ...
-
-
-class Outlook(Protocol):
-    """How long prompts will take, as things are."""
-
-    def work_s(self, start: int, tokens: int) -> float:
-        """Of a prompt's next ``tokens`` from position ``start``: seconds of prefill at full speed."""
-        ...
-
-    def after_s(self, work_s: float) -> float:
-        """Seconds from now until so much work is done."""
-        ...
-
-    @property
-    def batch_s(self) -> float:
-        """That a batch with prompt tokens takes, on average of late: it goes on when a prompt's work in it is done. 0
-        where that is not worth reckoning with."""
-        ...
 
 
 class Order(Protocol):

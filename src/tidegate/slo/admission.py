@@ -7,7 +7,7 @@ Not known, and so not counted: who will arrive later and pass it, a wait for mem
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from tidegate.slo.gate import Outlook
+from tidegate.slo.outlook import Outlook
 
 UNREACHABLE = 1.5  # times its TTFT (or, if that is more, the time that it needs even alone): it is refused beyond
 

@@ -20,10 +20,11 @@ from typing import NamedTuple
 
 from tidegate.slo.belief import Belief
 from tidegate.slo.chunks import Chunk, fastest, in_turns, part_of_steps
-from tidegate.slo.gate import HOST_SECONDS, Allowance, Gate, Limits, Load, Observation, Outlook
+from tidegate.slo.gate import HOST_SECONDS, Allowance, Gate, Limits, Load, Observation
 from tidegate.slo.goodput import Metric, Slo
 from tidegate.slo.lately import Lately
 from tidegate.slo.latency import Costs, Division, Work
+from tidegate.slo.outlook import Outlook
 
 
 class Option(NamedTuple):

@@ -3,9 +3,10 @@
 from typing import NamedTuple
 
 from tidegate.slo.belief import Belief
-from tidegate.slo.gate import Allowance, Gate, Limits, Load, Outlook
+from tidegate.slo.gate import Allowance, Gate, Limits, Load
 from tidegate.slo.goodput import Slo
 from tidegate.slo.latency import Costs, Division, Work
+from tidegate.slo.outlook import Outlook
 
 
 class OnPart(NamedTuple):

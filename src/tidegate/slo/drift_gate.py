@@ -23,8 +23,9 @@ puts a long prompt off between any two slices if that saves others' deadlines, a
 from collections.abc import Callable
 
 from tidegate.slo.divided_gate import DividedGate, OnPart
-from tidegate.slo.gate import HOST_SECONDS, Allowance, Load, Outlook
+from tidegate.slo.gate import HOST_SECONDS, Allowance, Load
 from tidegate.slo.latency import Division, Work
+from tidegate.slo.outlook import Outlook
 
 
 class DriftGate(DividedGate):

@@ -11,10 +11,9 @@ from typing import NamedTuple, Protocol
 import msgspec
 
 from tidegate.slo.latency import Costs, Work
+from tidegate.slo.outlook import Outlook
 
 FULL_SPEED_TOKENS = 2048
-
-
 HOST_SECONDS = 1.5e-3  # of a gap: by so much tokens of one step reach a client earlier or later than those of the next
 
 
@@ -105,17 +104,6 @@ class Ended(NamedTuple):
     ttft_s: float
     tpot_s: float  # mean; 0 for a single token
     first_s: float  # when its first token was told
-
-
-class Outlook(Protocol):
-    """``policy.order.Outlook``, which says what these are."""
-
-    def work_s(self, start: int, tokens: int) -> float: ...
-
-    def after_s(self, work_s: float) -> float: ...
-
-    @property
-    def batch_s(self) -> float: ...
 
 
 class Gate(Protocol):

@@ -2,7 +2,8 @@
 
 from typing import NamedTuple
 
-from tidegate.slo.gate import Allowance, Gate, Limits, Load, Observation, Outlook
+from tidegate.slo.gate import Allowance, Gate, Limits, Load, Observation
+from tidegate.slo.outlook import Outlook
 from tidegate.slo.rate import PrefillRate
 
 
