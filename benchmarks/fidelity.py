@@ -1,50 +1,83 @@
 """How well `tidegate simulate` predicts a server: each case is measured on a live one, and simulated with its own
 latency model, its settings and the same requests.
 
-    tidegate serve --quantization int8 --mode auto --slo ttft=2s,tpot=100ms --no-enable-prefix-caching &
+    tidegate serve smollm2 --quantization int8 --mode auto --slo ttft=2s,tpot=60ms --no-enable-prefix-caching &
     python benchmarks/fidelity.py cpu --truth ~/.cache/tidegate/latency/*.json
 
-The server is changed from case to case by its admin endpoints. A table, a line a case: measured / simulated.
+The server is changed from case to case by its admin endpoints. A table, a line a case: measured / simulated as the
+server has measured its device at its start / simulated as fast as the device was meanwhile, by what the server has
+learned of its steps in the course of the case (the mean of `prediction_factors`, by kind of step). Then, of each
+setting, the goodput that its rates give.
 """
 
 import argparse
+import contextlib
 import json
 import statistics
 import subprocess
 import tempfile
+import threading
 import urllib.request
-from dataclasses import dataclass
+from collections import defaultdict
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-SETTLE_SECONDS = 3
-LOADS = {  # workload, seconds of arrivals, SLO
-    "cpu": ("chat", 60, "ttft=2s,tpot=100ms"),
-    "h200": ("conv", 40, "ttft=500ms,tpot=25ms"),
-}
+from tidegate.slo.goodput import goodput
+
+LOOK_SECONDS = 0.5  # between two looks at what the server has learned
 
 
-@dataclass(frozen=True)
-class Case:
+class Load(NamedTuple):
+    workload: str
+    seconds: int  # of arrivals
+    slo: str
+    host: tuple[Any, ...] = ()  # flags: what the host's work adds, where that is not what simulations take it to be
+
+
+class Setting(NamedTuple):
     mode: str
-    rate: float
     tokens: int  # --max-num-batched-tokens
+    rates: tuple[float, ...]  # requests per second
     share: float | None = None  # of prefill
 
     def __str__(self) -> str:
         share = f" {self.share:.0%}" if self.share else ""
-        return f"{self.mode}{share}, {self.tokens} tokens, {self.rate:g}/s"
+        return f"{self.mode}{share}, {self.tokens} tokens"
 
 
-CASES = {
+class Result(NamedTuple):
+    """Seconds, but for the attainment."""
+
+    attainment: float
+    ttft_p50: float
+    ttft_p90: float
+    tpot_p50: float
+    gap_p99_p50: float
+
+    @classmethod
+    def of(cls, attainment: float, found: dict[str, Any]) -> "Result":
+        """From what `tidegate bench serve` or `tidegate simulate` writes."""
+        ttft, tpot, gap_p99 = found["ttft"], found["tpot"], found["gap_p99"]
+        return cls(attainment, ttft["p50"], ttft["p90"], tpot["p50"], gap_p99["p50"])
+
+
+COLUMNS = ("attainment, %", "TTFT p50, ms", "TTFT p90, ms", "TPOT p50, ms", "p99 gap, p50, ms")
+UNITS = (100.0, 1e3, 1e3, 1e3, 1e3)
+# On two cores of an EPYC a step begins 0.6 ms after the one before (`tidegate serve --record`: launch to launch).
+LOADS = {
+    "cpu": Load("chat", 90, "ttft=2s,tpot=60ms", ("--launch-ms", 0.6, "--lead-ms", 0)),
+    "h200": Load("conv", 40, "ttft=500ms,tpot=25ms"),
+}
+SETTINGS = {
     "cpu": [
-        Case("prefill-first", 0.5, 2048), Case("prefill-first", 1.0, 2048), Case("chunked", 0.5, 128),
-        Case("chunked", 1.0, 128), Case("chunked", 1.0, 512), Case("semi", 0.5, 2048, 0.5),
-        Case("semi", 1.0, 2048, 0.5), Case("auto", 0.5, 2048), Case("auto", 1.0, 2048),
+        Setting("auto", 2048, (0.9, 1.1, 1.3)), Setting("semi", 2048, (0.7, 0.9, 1.1), 0.5),
+        Setting("chunked", 512, (0.7, 0.9, 1.1)), Setting("prefill-first", 2048, (0.7, 0.9, 1.1)),
     ],
     "h200": [
-        Case("prefill-first", 16, 8192), Case("chunked", 16, 512), Case("chunked", 20, 512), Case("chunked", 20, 1024),
-        Case("semi", 12, 8192, 0.545), Case("semi", 16, 8192, 0.667), Case("auto", 16, 8192), Case("auto", 22, 8192),
+        Setting("auto", 8192, (16, 22, 28)), Setting("chunked", 512, (16, 20, 24)), Setting("chunked", 1024, (20, 24)),
+        Setting("semi", 8192, (12, 16), 0.545), Setting("semi", 8192, (16, 20), 0.667),
+        Setting("prefill-first", 8192, (16,)),
     ],
 }  # fmt: skip
 
@@ -63,67 +96,112 @@ class Server:
         )
         urllib.request.urlopen(request).close()
 
-    def set(self, case: Case) -> None:
-        self.post("/admin/mode", {"mode": case.mode})
-        self.post("/admin/settings", {"max_num_batched_tokens": case.tokens})
-        if case.share is not None:
-            self.post("/admin/shares", {"prefill": case.share})
+    def set(self, setting: Setting, slo: str) -> None:
+        self.post("/admin/mode", {"mode": setting.mode})
+        self.post("/admin/settings", {"max_num_batched_tokens": setting.tokens, "slo": slo, "order": "slack"})
+        if setting.share is not None:
+            self.post("/admin/shares", {"prefill": setting.share})
+
+    def device(self) -> list[Any]:
+        """Flags by which a simulation has the same pool and limits."""
+        info, stats = self.get("/admin/info"), self.get("/admin/stats")
+        pool, limits = info["pool"], info["limits"]
+        return [
+            "--num-gpu-blocks-override", pool["num_blocks"], "--block-size", pool["block_size"],
+            "--max-num-seqs", pool["max_num_seqs"], "--max-model-len", pool["max_model_len"],
+            "--slice-ms", stats["slice_ms"], "--max-prefill-tokens", limits["max_prefill_tokens"],
+            "--min-slice-tokens", limits["min_slice_tokens"], "--slice-quantum-tokens", limits["slice_quantum_tokens"],
+        ]  # fmt: skip
+
+    @contextlib.contextmanager
+    def learning(self) -> Iterator[dict[str, float]]:
+        """Afterwards it has the mean factor of each kind of step that there was."""
+        seen: dict[str, list[float]] = defaultdict(list)
+        means: dict[str, float] = {}
+        over = threading.Event()
+
+        def look() -> None:
+            while not over.wait(LOOK_SECONDS):
+                for kind, factor in self.get("/admin/stats")["prediction_factors"].items():
+                    seen[kind].append(factor)
+
+        looking = threading.Thread(target=look)
+        looking.start()
+        try:
+            yield means
+        finally:
+            over.set()
+            looking.join()
+            ran = {kind: factors for kind, factors in seen.items() if len(set(factors)) > 1}
+            means |= {kind: statistics.fmean(factors) for kind, factors in ran.items()}
 
 
-def tidegate(*arguments: str) -> str:
-    return subprocess.run(("tidegate", *arguments), check=True, capture_output=True, text=True).stdout
+def tidegate(*arguments: Any) -> str:
+    command = ("tidegate", *map(str, arguments))
+    return subprocess.run(command, check=True, capture_output=True, text=True).stdout
+
+
+def measured(url: str, load: list[Any]) -> Result:
+    with tempfile.TemporaryDirectory() as folder:
+        saved = Path(folder) / "run.json"
+        tidegate("bench", "serve", "--url", url, *load, "--save", saved)
+        (found,) = json.loads(saved.read_text())["runs"]
+    return Result.of(found["attainments"][0]["attainment"], found)
+
+
+def simulated(flags: list[Any]) -> Result:
+    (found,) = json.loads(tidegate("simulate", *flags, "--json"))["results"]
+    return Result.of(found["outcome"]["attainment"], found["outcome"])
+
+
+def row(name: str, results: tuple[Result, ...], factors: dict[str, float]) -> str:
+    cells = [
+        " / ".join(f"{value * unit:.3g}" for value in values) for *values, unit in zip(*results, UNITS, strict=True)
+    ]
+    learned = ", ".join(f"{kind} {factor:.2f}" for kind, factor in factors.items())
+    return f"| {name} | " + " | ".join(cells) + f" | {learned} |"
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("device", choices=list(CASES))
+    parser.add_argument("device", choices=list(SETTINGS))
     parser.add_argument("--truth", required=True, help="the latency model that the server measured")
     parser.add_argument("--url", default="http://127.0.0.1:8000")
     parser.add_argument("--seed", type=int, default=1)
     arguments = parser.parse_args()
     server = Server(arguments.url)
-    workload, seconds, slo = LOADS[arguments.device]
-    info, stats = server.get("/admin/info"), server.get("/admin/stats")
-    pool, limits = info["pool"], info["limits"]
-    device = [
-        "--num-gpu-blocks-override", pool["num_blocks"], "--block-size", pool["block_size"],
-        "--max-num-seqs", pool["max_num_seqs"], "--max-model-len", pool["max_model_len"],
-        "--slice-ms", stats["slice_ms"], "--max-prefill-tokens", limits["max_prefill_tokens"],
-        "--min-slice-tokens", limits["min_slice_tokens"], "--slice-quantum-tokens", limits["slice_quantum_tokens"],
-    ]  # fmt: skip
-    print("| case | attainment, % | TTFT p50, ms | TTFT p90, ms | TPOT p50, ms | p99 gap, p50, ms |")
-    print("|---|---|---|---|---|---|", flush=True)
-    off: dict[str, list[float]] = {}
-    for case in CASES[arguments.device]:
-        load = [
-            "--workload", workload, "--seconds", seconds, "--rate", case.rate, "--slo", slo, "--seed", arguments.seed,
-        ]  # fmt: skip
-        server.set(case)
-        with tempfile.TemporaryDirectory() as folder:
-            saved = Path(folder) / "run.json"
-            tidegate("bench", "serve", "--url", arguments.url, *map(str, load), "--save", str(saved))
-            (measured,) = json.loads(saved.read_text())["runs"]
-        division = ["--prefill-share", case.share] if case.share else []
-        scheduling = ["--mode", case.mode, "--max-num-batched-tokens", case.tokens, *division]
-        asked = [*load, *device, *scheduling, "--truth", arguments.truth, "--json"]
-        (simulated,) = json.loads(tidegate("simulate", *map(str, asked)))["results"]
-        print(row(case, measured, simulated["outcome"], off), flush=True)
-    summary = ", ".join(f"{name} {statistics.median(errors):.0%}" for name, errors in off.items())
-    print(f"\nIn the median off by: {summary}.")
-
-
-def row(case: Case, measured: dict[str, Any], simulated: dict[str, Any], off: dict[str, list[float]]) -> str:
-    cells = []
-    for name, ours, theirs, unit in (
-        ("attainment", measured["attainments"][0]["attainment"], simulated["attainment"], 100),
-        ("TTFT p50", measured["ttft"]["p50"], simulated["ttft"]["p50"], 1e3),
-        ("TTFT p90", measured["ttft"]["p90"], simulated["ttft"]["p90"], 1e3),
-        ("TPOT p50", measured["tpot"]["p50"], simulated["tpot"]["p50"], 1e3),
-        ("p99 gap p50", measured["gap_p99"]["p50"], simulated["gap_p99"]["p50"], 1e3),
-    ):
-        cells.append(f"{ours * unit:.3g} / {theirs * unit:.3g}")
-        off.setdefault(name, []).append(abs(theirs / ours - 1.0) if ours else 0.0)
-    return f"| {case} | " + " | ".join(cells) + " |"
+    workload, seconds, slo, host = LOADS[arguments.device]
+    print(f"| case | {' | '.join(COLUMNS)} | factors |")
+    print("|---|" + "---|" * (len(COLUMNS) + 1), flush=True)
+    every: list[tuple[Result, ...]] = []
+    goodputs: list[str] = []
+    for setting in SETTINGS[arguments.device]:
+        server.set(setting, slo)
+        device = server.device()
+        points: list[list[tuple[float, float]]] = [[], [], []]
+        for rate in setting.rates:
+            load = ["--workload", workload, "--seconds", seconds, "--rate", rate]
+            load += ["--slo", slo, "--seed", arguments.seed]
+            with server.learning() as factors:
+                found = measured(arguments.url, load)
+            division = ["--prefill-share", setting.share] if setting.share else []
+            scheduling = ["--mode", setting.mode, "--max-num-batched-tokens", setting.tokens, *division]
+            asked = [*load, *device, *scheduling, "--truth", arguments.truth, *host]
+            learned = ["--factors", ",".join(f"{kind}={factor:.4g}" for kind, factor in factors.items())]
+            results = (found, simulated(asked), simulated([*asked, *learned]))
+            print(row(f"{setting}, {rate:g}/s", results, factors), flush=True)
+            every.append(results)
+            for of_one, result in zip(points, results, strict=True):
+                of_one.append((rate, result.attainment))
+        goodputs.append(f"| {setting} | " + " | ".join(f"{goodput(of_one):.2f}" for of_one in points) + " |")
+    print("\n| setting | goodput, requests/s | simulated | as fast as meanwhile |\n|---|---|---|---|")
+    print("\n".join(goodputs))
+    for column, name in enumerate(COLUMNS):
+        offs = [
+            statistics.median(abs(results[which][column] / results[0][column] - 1.0) for results in every)
+            for which in (1, 2)
+        ]
+        print(f"{name.partition(',')[0]}: in the median off by {offs[0]:.1%}, {offs[1]:.1%}")
 
 
 if __name__ == "__main__":

@@ -98,6 +98,19 @@ def test_a_trace_of_steps_is_scaled_as_a_whole_until_too_few_of_all_its_requests
     assert above["outcome"]["attainment"] < 0.9
 
 
+def test_kinds_of_steps_take_longer_by_what_a_server_has_learned(tmp_path, capsys):
+    path = tmp_path / "constant.json"
+    path.write_bytes(msgspec.json.encode(LatencyModel(Costs((1, 2), (0.01, 0.01), 0.0, 0.0, 0.0))))
+    load = ["--rate", "2", "--num-requests", "40", "--prompt-tokens", "300", "--output-tokens", "50"]
+    setting = ["--mode", "prefill-first", "--launch-ms", "0", "--slice-ms", "1000", "--max-num-seqs", "1"]
+    arguments = ["--truth", str(path), *load, *setting]
+    as_measured = answer(capsys, *arguments)["results"][0]["outcome"]
+    later = answer(capsys, *arguments, "--factors", "decode=1.5,prefill=3")["results"][0]["outcome"]
+    assert as_measured["tpot"]["p50"] == pytest.approx(0.01) and later["tpot"]["p50"] == pytest.approx(0.015)
+    before, after = (spent["prefill"] / spent["decode"] for spent in (as_measured["spent"], later["spent"]))
+    assert after == pytest.approx(2.0 * before)
+
+
 def test_several_engines_take_a_load_that_one_can_not(capsys):
     arguments = ["--truth", "rough:3000", "--rate", "5", "--num-requests", "60", "--slo", "ttft=3s,tpot=1s"]
     one, four = (answer(capsys, *arguments, "--engines", n)["results"][0]["outcome"] for n in ("1", "4"))
@@ -126,6 +139,8 @@ def test_chunks_leave_room_for_what_the_device_pads(tmp_path, capsys):
         (["--truth", "rough:1000", "--rate", "1", "--workload", "nothing"], "nothing"),
         (["--truth", "rough:1000", "--rate", "1", "--max-prefill-tokens", "0"], "1 or more"),
         (["--truth", "rough:1000", "--rate", "1", "--mode", "best"], "unknown mode"),
+        (["--truth", "rough:1000", "--rate", "1", "--factors", "sleep=2"], "unknown kind of step 'sleep'"),
+        (["--truth", "rough:1000", "--rate", "1", "--factors", "decode=-1"], "more than 0"),
     ],
 )
 def test_what_can_not_be_simulated_is_said_with_what_to_change(arguments, message, capsys):

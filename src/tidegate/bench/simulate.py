@@ -152,7 +152,7 @@ def _outcome(arguments: argparse.Namespace, setting: Setting, slo: Slo, models: 
     config = _config(arguments, setting, slo, models.belief, requests)
     host = Host(arguments.launch_ms / 1e3, arguments.lead_ms / 1e3, arguments.deliver_ms / 1e3)
     engines = [
-        SimulatedEngine(config, models.truth, host, arguments.noise, arguments.seed + index)
+        SimulatedEngine(config, models.truth, host, arguments.noise, arguments.seed + index, factors=arguments.factors)
         for index in range(arguments.engines)
     ]
     serve(requests, engines, arguments.router)

@@ -11,6 +11,7 @@ from tidegate.policy.modes import MODES
 from tidegate.policy.order import ORDERS
 from tidegate.sim.engine import Host
 from tidegate.sim.fleet import ROUTERS
+from tidegate.slo.accuracy import KINDS
 from tidegate.slo.flags import add_slo_metric
 from tidegate.slo.gates import GATES
 
@@ -39,6 +40,14 @@ def _add_device(group: argparse._ArgumentGroup) -> None:
         default=0.0,
         metavar="SIGMA",
         help="of each batch's time, as the standard deviation of its logarithm (default: 0)",
+    )
+    group.add_argument(
+        "--factors",
+        type=_factors,
+        default={},
+        metavar="KIND=X,...",
+        help="by which steps of a kind take longer than the model says, as a server has learned (prediction_factors in "
+        f"/admin/stats); kinds: {', '.join(KINDS)}",
     )
     for name, seconds, about in (
         ("--launch-ms", HOST.launch_s, "from a launch to its start on an idle lane"),
@@ -149,6 +158,16 @@ def _not_negative(text: str) -> float:
     if not 0 <= float(text) < math.inf:
         raise argparse.ArgumentTypeError("it must be 0 or more")
     return float(text)
+
+
+def _factors(text: str) -> dict[str, float]:
+    factors = {}
+    for part in text.split(","):
+        kind, _, value = part.partition("=")
+        if kind not in KINDS:
+            raise argparse.ArgumentTypeError(f"unknown kind of step {kind!r}; choose among {', '.join(KINDS)}")
+        factors[kind] = positive(value)
+    return factors
 
 
 def _mode(text: str) -> str:

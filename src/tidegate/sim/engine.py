@@ -2,6 +2,7 @@
 
 import math
 from array import array
+from collections.abc import Mapping
 from typing import NamedTuple, Protocol
 
 from tidegate.base.events import Arrived, BatchDone, BatchEnding, Emit, Event, LaneReady, Launch
@@ -9,7 +10,7 @@ from tidegate.base.request import Output, RequestSpec
 from tidegate.core.config import CoreConfig
 from tidegate.core.core import Core
 from tidegate.core.steady import TOKEN, SteadyRun
-from tidegate.sim.predicted import BESIDE, Job, PredictedDevice
+from tidegate.sim.predicted import AS_MEASURED, BESIDE, Job, PredictedDevice
 from tidegate.sim.served import Records, Served
 from tidegate.slo.goodput import Latency
 from tidegate.slo.latency import LatencyModel
@@ -70,11 +71,13 @@ class SimulatedEngine:
         noise: float = 0.0,
         seed: int = 0,
         one_by_one: bool = False,
+        factors: Mapping[str, float] = AS_MEASURED,
     ) -> None:
-        """``truth``: how long batches take, each times exp(N(0, noise)); what the gate believes is ``config.latency``.
-        ``one_by_one``: take each step of a steady run through the core, with the same results."""
+        """``truth``: how long batches take, each times exp(N(0, noise)) and the factor of its kind
+        (``slo.accuracy.KINDS``); what the gate believes is ``config.latency``. ``one_by_one``: take each step of a
+        steady run through the core, with the same results."""
         self._core = Core(config)
-        self.device = PredictedDevice(truth, noise, seed, host.launch_s)
+        self.device = PredictedDevice(truth, noise, seed, host.launch_s, factors)
         self.records = Records()
         self.now = 0.0
         self._host = host

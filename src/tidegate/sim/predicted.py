@@ -6,6 +6,8 @@ The model it predicts with is the *truth* of a simulation; what the core's gate 
 import math
 import random
 from collections import deque
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import NamedTuple
 
 from tidegate.base.batch import Batch, BatchResult
@@ -13,6 +15,7 @@ from tidegate.core.steady import TOKEN
 from tidegate.slo.accuracy import kind_of
 from tidegate.slo.latency import LatencyModel, Work
 
+AS_MEASURED: Mapping[str, float] = MappingProxyType({})
 BESIDE = "side by side"  # what runs while both lanes do; else the kind of the one batch
 
 
@@ -39,10 +42,17 @@ class Running:
 class PredictedDevice:
     """Two lanes at most. A lane's batches run in the order of their launch."""
 
-    def __init__(self, truth: LatencyModel, noise: float = 0.0, seed: int = 0, launch_s: float = 0.0) -> None:
+    def __init__(
+        self,
+        truth: LatencyModel,
+        noise: float = 0.0,
+        seed: int = 0,
+        launch_s: float = 0.0,
+        factors: Mapping[str, float] = AS_MEASURED,
+    ) -> None:
         """``noise``: standard deviation of the logarithm of each batch's time. ``launch_s``: from a launch to the
-        start of its batch, where the lane is idle."""
-        self._truth, self._noise, self._launch_s = truth, noise, launch_s
+        start of its batch, where the lane is idle. ``factors``: by kind of step, by which all take longer."""
+        self._truth, self._noise, self._launch_s, self._factors = truth, noise, launch_s, factors
         self._rng = random.Random(seed)
         self._running: dict[str, Running] = {}
         self._queued: dict[str, deque[tuple[Job, float]]] = {}
@@ -94,7 +104,8 @@ class PredictedDevice:
         alone = self._truth.seconds(job.work, lane, job.share, beside=False)
         divided = job.share < 1.0
         slowdown = self._truth.seconds(job.work, lane, job.share, beside=True) / alone if divided else 1.0
-        left = alone * math.exp(self._rng.gauss(0.0, self._noise)) + max(0.0, ready_s - now)
+        longer = math.exp(self._rng.gauss(0.0, self._noise)) * self._factors.get(kind_of(job.work, divided), 1.0)
+        left = alone * longer + max(0.0, ready_s - now)
         self._running[lane] = Running(job, lane, now, left, slowdown)
 
     def _advance(self, now: float) -> None:
