@@ -46,6 +46,14 @@ def test_where_no_part_does_decode_gets_the_largest():
     assert settle(gate(0.001), load(ready=True)) == 0.25
 
 
+def test_a_decoding_request_with_a_tighter_limit_of_its_own_gets_decode_a_larger_part_while_it_decodes():
+    made, loaded = gate(0.04), load(ready=True)
+    assert settle(made, loaded._replace(own_tpots_s=[0.02])) == settle(gate(0.02), loaded) == 0.5
+    assert settle(made, loaded) == settle(gate(0.04), loaded) == 0.75
+    hopeless = 0.5 * MACHINE.whole.seconds(loaded.decode)
+    assert settle(made, loaded._replace(own_tpots_s=[hopeless, 0.02])) == 0.5
+
+
 def test_contention_counts_a_device_that_slows_decode_down_more_gives_it_more():
     loaded = load(ready=True)
     calm, measured = gate(0.02), gate(0.02)

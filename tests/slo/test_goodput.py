@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tidegate.slo.goodput import Latency, Metric, Slo, attainment, gaps_s, goodput, percentile
+from tidegate.slo.goodput import Latency, Metric, Slo, attainment, gaps_s, goodput, percentile, quarters
 
 times = st.lists(st.floats(0, 100), min_size=1, max_size=40).map(sorted)
 shares = st.floats(0, 1)
@@ -77,6 +77,15 @@ def test_a_failed_request_attains_nothing_and_counts():
     good = Latency(0.1, 0.01, 0.01)
     assert attainment([good, None, good, Latency(9.0, 0.01, 0.01)], Slo(1.0, 1.0)) == 0.5
     assert math.isnan(attainment([], Slo(1.0, 1.0)))
+
+
+@given(st.lists(st.integers(1, 50), max_size=30))
+def test_quarters_are_as_equal_as_can_be_and_ascend_where_lengths_tell_requests_apart(lengths):
+    parts = quarters(lengths, lambda length: length)
+    assert (len(parts) == 4) == (len(lengths) >= 4 and len(set(lengths)) > 1)
+    if parts:
+        assert [length for part in parts for length in part] == sorted(lengths)
+        assert max(map(len, parts)) - min(map(len, parts)) <= 1
 
 
 @pytest.mark.parametrize(

@@ -187,6 +187,4 @@ def _with_both_metrics(slos: Iterable[Slo]) -> list[Slo]:
 def _by_prompt(records: Sequence[Record], latencies: Sequence[Latency | None], slo: Slo) -> list[PromptQuartile]:
     requests = [(record.prompt_tokens, latency) for record, latency in zip(records, latencies, strict=True)]
     parts = quarters(requests, lambda request: request[0])
-    if not parts or parts[0][0][0] == parts[-1][-1][0]:
-        return []
     return [PromptQuartile(part[0][0], part[-1][0], attainment([of for _, of in part], slo)) for part in parts]

@@ -196,9 +196,6 @@ class Recorder:
 
 
 def _quartiles(judged: list[Ended]) -> list[PromptQuartile]:
-    parts = quarters(judged, lambda request: request.prompt_tokens)
-    if not parts or parts[0][0].prompt_tokens == parts[-1][-1].prompt_tokens:
-        return []
     return [
         PromptQuartile(
             quarter[0].prompt_tokens,
@@ -206,5 +203,5 @@ def _quartiles(judged: list[Ended]) -> list[PromptQuartile]:
             len(quarter),
             sum(request.verdict == ATTAINED for request in quarter) / len(quarter),
         )
-        for quarter in parts
+        for quarter in quarters(judged, lambda request: request.prompt_tokens)
     ]

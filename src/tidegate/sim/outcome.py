@@ -44,7 +44,7 @@ class Outcome(msgspec.Struct, frozen=True):
     ttft: Percentiles | None
     tpot: Percentiles | None
     gap_p99: Percentiles | None  # of each request's own 99th percentile
-    by_prompt: list[Quartile]  # empty with fewer than four requests
+    by_prompt: list[Quartile]  # empty where ``slo.goodput.quarters`` are
     busy: dict[str, float]  # share of the time, by lane
     beside: float  # share of the time in which two lanes ran
     spent: dict[str, float]  # shares of the time in which anything ran, by what it was

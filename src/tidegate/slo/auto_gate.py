@@ -165,7 +165,7 @@ class AutoGate(Gate):
 
     def _gap_kept(self, load: Load) -> tuple[float, Option]:
         """Seconds that decode's next step may take beside prefill, and what is best fused."""
-        gap = self._longest_gap(load)
+        gap = load.tightest_s(self.slo.tpot_s, self.model.whole.seconds(load.decode) * self.belief.factor("decode"))
         decodes = self._decodes(load)
         best = self._fused(load, gap / self.belief.guard("hybrid", self.SURE) - HOST_SECONDS, decodes)
         beside = gap / self.belief.guard("decode beside", self.SURE) - HOST_SECONDS
@@ -197,12 +197,6 @@ class AutoGate(Gate):
 
     def _paced(self, speed: float) -> Pace:
         return Pace(self.model.whole, self.limits.full_speed_tokens, speed, self._batch_s)
-
-    def _longest_gap(self, load: Load) -> float:
-        """The SLO's, or the tightest that a request has brought itself, if decode alone can keep it."""
-        alone = self.model.whole.seconds(load.decode) * self.belief.factor("decode")
-        within = (tpot_s for tpot_s in load.own_tpots_s if alone <= tpot_s)
-        return min(self.slo.tpot_s, next(within, self.slo.tpot_s))
 
     def _speed(self, load: Load, limit: float, fused: Option) -> float:
         """Of prefill beside decode whose steps take at most ``limit``, relative to the whole device's."""

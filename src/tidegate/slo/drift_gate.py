@@ -9,7 +9,8 @@ keeps the SLO even in the worst case; prefill gets the rest.
 
 Decode's part grows at once when the one in force does not do any more; it shrinks only where a smaller one has done for
 ``PATIENCE`` steps on end, with ``ROOM`` to spare, so that a load between two parts does not make it flap. An SLO on the
-mean TPOT is held in every step, as one on every gap is: this rule knows no banked time.
+mean TPOT is held in every step, as one on every gap is: this rule knows no banked time. So is the limit that a request
+has brought itself while it decodes.
 
     by turns    a slice on the whole device, then a decode step on the whole device, the slice as long as the SLO leaves
                 beside the step. It is ours, not Drift's: chosen where prompts get on faster so than beside decode, by
@@ -20,6 +21,7 @@ Drift also lets a short prompt with an earlier deadline preempt a long one, once
 puts a long prompt off between any two slices if that saves others' deadlines, and sees to it that none starves.
 """
 
+import math
 from collections.abc import Callable
 
 from tidegate.slo.divided_gate import DividedGate, OnPart
@@ -37,6 +39,7 @@ class DriftGate(DividedGate):
     TURN_SECONDS = 1.5e-3  # between a batch of one lane and one of the other, which waits for its end
 
     _decode = Work()  # of the last step that was planned
+    _limit_s = math.inf  # for that step: the SLO's, or a request's own
     _patience = 0  # steps on end for which a smaller part would have done
     _turn_s = 0.0  # that a slice may take by turns; 0: side by side
     _whose = "P"  # turn it is
@@ -54,6 +57,7 @@ class DriftGate(DividedGate):
 
     def _decode_next(self, load: Load) -> Allowance:
         self._decode = load.decode
+        self._limit_s = load.tightest_s(self.slo.tpot_s, self._alone_s()) - HOST_SECONDS
         if load.other_busy or load.other_ready:
             wanted = self._smallest()
             self._take_turns(load, wanted)
@@ -82,7 +86,7 @@ class DriftGate(DividedGate):
     def _take_turns(self, load: Load, division: Division) -> None:
         """Begins, goes on or ends, by whether prompts get on faster so than beside decode with this division."""
         before, start = self.by_turns, load.prompts[0].start if load.prompts else 0
-        spare = self.slo.tpot_s - HOST_SECONDS - self.TURN_SECONDS - self._alone_s() * self._guard("decode")
+        spare = self._limit_s - self.TURN_SECONDS - self._alone_s() * self._guard("decode")
         self._turn_s = max(0.0, spare / self._guard("prefill"))
         most, seconds = self.limits.most_prompt_tokens, self._turn_s / self.belief.factor("prefill")
         tokens = self.model.whole.most_new(Work(), start, most, seconds)
@@ -122,11 +126,11 @@ class DriftGate(DividedGate):
 
     def _smallest(self) -> Division:
         """Of the divisions, the one with decode's smallest part that does; else the one with its largest."""
-        limit, current = self.slo.tpot_s - HOST_SECONDS, self.division.share
+        current = self.division.share
 
         def does(division: Division) -> bool:
             room = self.ROOM if division.share > current else 1.0
-            return self._worst_s(division) <= limit * room
+            return self._worst_s(division) <= self._limit_s * room
 
         return _last(self.model.divisions, does) or self.model.divisions[0]
 

@@ -60,6 +60,12 @@ class Load(NamedTuple):
     own_tpots_s: Sequence[float] = ()  # ascending: limits that decoding requests have brought themselves
     chained: bool = False  # the lane has a batch in flight, which this one would follow
 
+    def tightest_s(self, tpot_s: float, alone_s: float) -> float:
+        """``tpot_s``, or the tightest limit that a decoding request has brought itself, of those that steps of decode
+        alone can keep, which take ``alone_s``."""
+        within = (own_s for own_s in self.own_tpots_s if alone_s <= own_s)
+        return min(tpot_s, next(within, tpot_s))
+
 
 class Allowance(NamedTuple):
     """For one batch."""

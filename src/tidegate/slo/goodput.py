@@ -92,10 +92,12 @@ def attainment(latencies: Iterable[Latency | None], slo: Slo) -> float:
 
 
 def quarters(requests: Iterable[Request], prompt_tokens: Callable[[Request], int]) -> list[list[Request]]:
-    """Of the requests, by the length of their prompts, ascending; none where there are fewer than four."""
+    """Of the requests, by the length of their prompts, ascending; none where there are fewer than four, or where all
+    are equally long."""
     ordered = sorted(requests, key=prompt_tokens)
-    cuts = [len(ordered) * quarter // 4 for quarter in range(5)]
-    return [ordered[start:end] for start, end in pairwise(cuts)] if len(ordered) >= 4 else []
+    if len(ordered) < 4 or prompt_tokens(ordered[0]) == prompt_tokens(ordered[-1]):
+        return []
+    return [ordered[start:end] for start, end in pairwise(len(ordered) * quarter // 4 for quarter in range(5))]
 
 
 def goodput(points: Iterable[tuple[float, float]], threshold: float = GOODPUT_ATTAINMENT) -> float:
