@@ -64,7 +64,7 @@ class Result(NamedTuple):
 
 COLUMNS = ("attainment, %", "TTFT p50, ms", "TTFT p90, ms", "TPOT p50, ms", "p99 gap, p50, ms")
 UNITS = (100.0, 1e3, 1e3, 1e3, 1e3)
-# On two cores of an EPYC a step begins 0.6 ms after the one before (`tidegate serve --record`: launch to launch).
+# On two cores of an EPYC a step begins 0.6 ms after the end of the one before (median, by a log of `--record`).
 LOADS = {
     "cpu": Load("chat", 90, "ttft=2s,tpot=60ms", ("--launch-ms", 0.6, "--lead-ms", 0)),
     "h200": Load("conv", 40, "ttft=500ms,tpot=25ms"),
