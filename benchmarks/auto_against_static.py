@@ -184,8 +184,8 @@ class Simulator:
             if self._run(case, setting, least).outcome.attainment >= GOODPUT_ATTAINMENT:
                 statics.append(self._search(case, setting, best or case.first_rate))
         statics.sort(key=lambda result: result.goodput, reverse=True)
-        start = statics[0].goodput if statics else case.first_rate
-        return [self._search(case, Setting("auto"), start), *statics]
+        best = max((result.goodput for result in statics), default=0.0)
+        return [self._search(case, Setting("auto"), best or case.first_rate), *statics]
 
     def _search(self, case: Case, setting: Setting, start: float) -> Result:
         found = self._run(case, setting, start, "--goodput")
@@ -288,8 +288,8 @@ HEAD = (
 def row(case: Case, results: list[Result]) -> str:
     auto, *statics = results
     best = statics[0] if statics else Result(Setting("none"), 0.0, 0.0, {}, 0)
-    ratio = auto.goodput / best.goodput if best.goodput else float("inf")
-    told = f"**{ratio:.2f}**" if ratio < BEHIND else f"{ratio:.2f}"
+    ratio = auto.goodput / best.goodput if best.goodput else math.nan  # no static setting attains it at any rate
+    told = f"**{ratio:.2f}**" if ratio < BEHIND else "–" if math.isnan(ratio) else f"{ratio:.2f}"
     after = f"{statics[1].setting}: {statics[1].goodput:.2f}" if len(statics) > 1 else "far behind"
     spent = ", ".join(f"{name} {share:.0%}" for name, share in sorted(auto.spent.items(), key=lambda pair: -pair[1]))
     cells = (

@@ -9,7 +9,7 @@ from simulated import LIMITS, MACHINE, Run, config, conversations, load, slower
 from tidegate.core.core import Core
 from tidegate.slo.auto_gate import AutoGate
 from tidegate.slo.belief import Belief
-from tidegate.slo.gate import Observation, TimedRoom
+from tidegate.slo.gate import Observation, Pressing, TimedRoom
 from tidegate.slo.goodput import Metric, Slo, attainment
 from tidegate.slo.latency import Costs, LatencyModel, Padding, Work
 
@@ -287,6 +287,22 @@ def test_one_request_is_given_up_only_for_two_prompts_or_more():
     two = load(rows=64, context=5000, prompts=[(4000, 0.1), (4000, 0.18)])
     assert limit(AutoGate(LIMITS, MEAN, Belief(slowed(3.0))), one._replace(spares_s=spares)) == pytest.approx(BASE)
     assert limit(AutoGate(LIMITS, MEAN, Belief(slowed(3.0))), two._replace(spares_s=spares)) > 1.5 * BASE
+
+
+@pytest.mark.parametrize("start", [0, 3000])
+@pytest.mark.parametrize("factor", [1.0, 1.3])
+def test_prompts_are_taken_to_get_on_as_fast_as_the_step_that_is_chosen_does(start, factor):
+    """Also where attention is a large part: of many tokens at once it is more for each than of a step's few."""
+    belief = Belief(LatencyModel(replace(slowed(3.0).whole, pair_s=2e-8)))
+    loaded = load()._replace(prompts=[Pressing(start, 2000, 9.0)])
+    for _ in range(200):
+        for work in (Work().and_slice(start, 512), loaded.decode.and_slice(start, 512)):
+            belief.observe(Observation("D", 1.0, False, work, factor * belief.model.whole.seconds(work)))
+    gate = AutoGate(LIMITS, MEAN, belief)
+    tokens = chunk(gate, loaded)
+    step_s = factor * belief.model.whole.seconds(loaded.decode.and_slice(start, tokens))
+    outlook = gate.outlook("D", alone=False)
+    assert outlook.after_s(outlook.work_s(start, tokens)) == pytest.approx(step_s, rel=0.02)
 
 
 # ---- served

@@ -23,7 +23,7 @@ from tidegate.slo.chunks import Chunk, fastest, in_turns, part_of_steps
 from tidegate.slo.gate import HOST_SECONDS, Allowance, Gate, Limits, Load, Observation
 from tidegate.slo.goodput import Metric, Slo
 from tidegate.slo.lately import Lately
-from tidegate.slo.latency import Costs, Division, Work
+from tidegate.slo.latency import Costs, Division
 from tidegate.slo.outlook import Outlook
 
 
@@ -49,6 +49,7 @@ class Pace(NamedTuple):
 
     costs: Costs  # of the whole device
     chunk: int  # tokens of the prefill batches that full speed is meant for
+    slower: float  # by which prefill takes longer than the costs say
     speed: float
     batch_s: float
     credit_s: float = 0.0
@@ -56,7 +57,7 @@ class Pace(NamedTuple):
     def work_s(self, start: int, tokens: int) -> float:
         pairs, chunks = tokens * (start + tokens / 2), tokens / self.chunk
         attention = self.costs.pair_s * pairs + self.costs.reused_s * (start + tokens / 2) * chunks
-        return self.costs.dense(self.chunk) * chunks + attention
+        return (self.costs.dense(self.chunk) * chunks + attention) * self.slower
 
     def after_s(self, work_s: float) -> float:
         late = max(0.0, work_s - self.credit_s)
@@ -196,15 +197,18 @@ class AutoGate(Gate):
         return (asked_s, self._fused(load, asked_s)) if asked_s > limit else (limit, usual)
 
     def _paced(self, speed: float) -> Pace:
-        return Pace(self.model.whole, self.limits.full_speed_tokens, speed, self._batch_s)
+        slower = self.belief.factor("prefill")
+        return Pace(self.model.whole, self.limits.full_speed_tokens, slower, speed, self._batch_s)
 
     def _speed(self, load: Load, limit: float, fused: Option) -> float:
-        """Of prefill beside decode whose steps take at most ``limit``, relative to the whole device's."""
+        """Of prefill beside decode whose steps take at most ``limit``, relative to the whole device's: the work of the
+        best option's prompt tokens, over the time in which it does them."""
         least = Option(None, self.limits.min_slice_tokens / limit, limit)
         best = max(fused, least, key=lambda option: option.tokens_per_s)
-        alone = Work().and_slice(load.prompts[0].start, self.limits.full_speed_tokens)
-        whole = self.limits.full_speed_tokens / (self.model.whole.seconds(alone) * self.belief.factor("prefill"))
-        return min(1.0, self._best_beside(load, limit, best).tokens_per_s / whole)
+        best = self._best_beside(load, limit, best)
+        tokens = best.tokens or max(1, int(best.tokens_per_s * self.limits.slice_seconds))
+        work_s = self._paced(1.0).work_s(load.prompts[0].start, tokens)
+        return min(1.0, work_s * best.tokens_per_s / tokens)
 
     # ---- options
 
