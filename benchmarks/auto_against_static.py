@@ -178,13 +178,13 @@ class Simulator:
     def compare(self, case: Case) -> list[Result]:
         """Auto's, then static ones from the best to the worst of those that were not cut off."""
         statics: list[Result] = []
+        best = 0.0
         for setting in self.statics():
-            best = max((result.goodput for result in statics), default=0.0)
             least = CUT_OFF * best or HOPELESS * case.first_rate
             if self._run(case, setting, least).outcome.attainment >= GOODPUT_ATTAINMENT:
                 statics.append(self._search(case, setting, best or case.first_rate))
+                best = max(best, statics[-1].goodput)
         statics.sort(key=lambda result: result.goodput, reverse=True)
-        best = max((result.goodput for result in statics), default=0.0)
         return [self._search(case, Setting("auto"), best or case.first_rate), *statics]
 
     def _search(self, case: Case, setting: Setting, start: float) -> Result:
@@ -232,7 +232,7 @@ class Server:
         search = Search(start, precision=LIVE_PRECISION, lowest=start / 4, highest=start * 4, step=LIVE_STEP)
         points: list[tuple[float, float]] = []
         readings = {}
-        while (rate := search.next_rate()) is not None and (len(points) < self._rates or not search.bracketed):
+        while (len(points) < self._rates or not search.bracketed) and (rate := search.next_rate()) is not None:
             before = self._get("/admin/stats")
             attained = self._attained(case, rate)
             readings[rate] = (before, self._get("/admin/stats"))

@@ -109,7 +109,7 @@ class AutoGate(Gate):
         self._most_saved_s = self.SAVED * self._base_s
         self._saved_s = 0.0  # by which steps were shorter than the base, of late
         self._batch_s = 0.0  # that batches with prompts took, on average of late
-        self._pace = self._paced(1.0)
+        self._pace = self._full_pace()
         self._rates_beside: dict[tuple[float, int], float] = {}  # by share and start of a slice, as believed now
 
     # ---- Gate
@@ -146,7 +146,7 @@ class AutoGate(Gate):
         if not load.decode.rows and not load.other_busy:
             self._enter(None)
             seconds = self.limits.slice_seconds / self.belief.factor("prefill")
-            self._pace = self._paced(1.0)
+            self._pace = self._full_pace()
             return self._chose("prefill", Allowance(most, seconds, whole, self.limits.min_slice_tokens))
         limit, best = self._gap_kept(load) if self.slo.metric is Metric.GAP else self._mean_kept(load)
         if sum(prompt.remaining for prompt in load.prompts) > best.tokens:
@@ -170,7 +170,7 @@ class AutoGate(Gate):
         decodes = self._decodes(load)
         best = self._fused(load, gap / self.belief.guard("hybrid", self.SURE) - HOST_SECONDS, decodes)
         beside = gap / self.belief.guard("decode beside", self.SURE) - HOST_SECONDS
-        self._pace = self._paced(self._speed(load, beside, best))
+        self._pace = self._pace_beside(load, beside, best)
         return beside, best
 
     def _mean_kept(self, load: Load) -> tuple[float, Option]:
@@ -182,7 +182,7 @@ class AutoGate(Gate):
         if spares:
             limit = max(base, min(spares[0] / self.BANKED, self.LONGEST * base))
         usual = self._most_work(load, limit, decodes)
-        plain = best = self._paced(self._speed(load, limit, usual))
+        plain = best = self._pace_beside(load, limit, usual)
         asked = plain.asked(load)
         kept = plain.kept(asked)
         most = len(kept)
@@ -196,19 +196,21 @@ class AutoGate(Gate):
         asked_s = base + best.needed_s(kept)
         return (asked_s, self._fused(load, asked_s)) if asked_s > limit else (limit, usual)
 
-    def _paced(self, speed: float) -> Pace:
+    def _full_pace(self) -> Pace:
+        """Of prefill that has the whole device."""
         slower = self.belief.factor("prefill")
-        return Pace(self.model.whole, self.limits.full_speed_tokens, slower, speed, self._batch_s)
+        return Pace(self.model.whole, self.limits.full_speed_tokens, slower, 1.0, self._batch_s)
 
-    def _speed(self, load: Load, limit: float, fused: Option) -> float:
-        """Of prefill beside decode whose steps take at most ``limit``, relative to the whole device's: the work of the
-        best option's prompt tokens, over the time in which it does them."""
+    def _pace_beside(self, load: Load, limit: float, fused: Option) -> Pace:
+        """Of prefill beside decode whose steps take at most ``limit``. Its speed is the work of the best option's
+        prompt tokens, over the time in which it does them."""
         least = Option(None, self.limits.min_slice_tokens / limit, limit)
         best = max(fused, least, key=lambda option: option.tokens_per_s)
         best = self._best_beside(load, limit, best)
         tokens = best.tokens or max(1, int(best.tokens_per_s * self.limits.slice_seconds))
-        work_s = self._paced(1.0).work_s(load.prompts[0].start, tokens)
-        return min(1.0, work_s * best.tokens_per_s / tokens)
+        pace = self._full_pace()
+        work_s = pace.work_s(load.prompts[0].start, tokens)
+        return pace._replace(speed=min(1.0, work_s * best.tokens_per_s / tokens))
 
     # ---- options
 
