@@ -7,7 +7,8 @@ latency model, its settings and the same requests.
 The server is changed from case to case by its admin endpoints. A table, a line a case: measured / simulated as the
 server has measured its device at its start / simulated as fast as the device was meanwhile, by what the server has
 learned of its steps in the course of the case (the mean of `prediction_factors`, by kind of step). Then, of each
-setting, the goodput that its rates give.
+setting, the goodput that its rates give. With `--measure FILE` nothing is simulated, and what was measured is written
+to a file; `--measured FILE` simulates that, on any machine.
 """
 
 import argparse
@@ -22,6 +23,8 @@ from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
+
+import msgspec
 
 from tidegate.slo.goodput import goodput
 
@@ -62,12 +65,22 @@ class Result(NamedTuple):
         return cls(attainment, ttft["p50"], ttft["p90"], tpot["p50"], gap_p99["p50"])
 
 
+class Case(NamedTuple):
+    """A setting at a rate, as it was measured."""
+
+    setting: Setting
+    load: list[str]  # flags
+    device: list[str]  # flags by which a simulation has the server's pool and limits
+    factors: dict[str, float]  # by kind of step
+    found: Result
+
+
 COLUMNS = ("attainment, %", "TTFT p50, ms", "TTFT p90, ms", "TPOT p50, ms", "p99 gap, p50, ms")
 UNITS = (100.0, 1e3, 1e3, 1e3, 1e3)
 # On two cores of an EPYC a step begins 0.6 ms after the end of the one before (median, by a log of `--record`).
 LOADS = {
     "cpu": Load("chat", 90, "ttft=2s,tpot=60ms", ("--launch-ms", 0.6, "--lead-ms", 0)),
-    "h200": Load("conv", 40, "ttft=500ms,tpot=25ms"),
+    "h200": Load("conv", 30, "ttft=500ms,tpot=25ms"),
 }
 SETTINGS = {
     "cpu": [
@@ -75,9 +88,9 @@ SETTINGS = {
         Setting("chunked", 512, (0.7, 0.9, 1.1)), Setting("prefill-first", 2048, (0.7, 0.9, 1.1)),
     ],
     "h200": [
-        Setting("auto", 8192, (16, 22, 28)), Setting("chunked", 512, (16, 20, 24)), Setting("chunked", 1024, (20, 24)),
-        Setting("semi", 8192, (12, 16), 0.545), Setting("semi", 8192, (16, 20), 0.667),
-        Setting("prefill-first", 8192, (16,)),
+        Setting("auto", 8192, (26, 30, 34)), Setting("chunked", 512, (26, 30, 34)),
+        Setting("semi", 8192, (17, 23), 0.667), Setting("prefill-first", 8192, (15, 20)),
+        Setting("chunked", 1024, (18, 22)),
     ],
 }  # fmt: skip
 
@@ -102,16 +115,17 @@ class Server:
         if setting.share is not None:
             self.post("/admin/shares", {"prefill": setting.share})
 
-    def device(self) -> list[Any]:
+    def device(self) -> list[str]:
         """Flags by which a simulation has the same pool and limits."""
         info, stats = self.get("/admin/info"), self.get("/admin/stats")
         pool, limits = info["pool"], info["limits"]
-        return [
+        flags = [
             "--num-gpu-blocks-override", pool["num_blocks"], "--block-size", pool["block_size"],
             "--max-num-seqs", pool["max_num_seqs"], "--max-model-len", pool["max_model_len"],
             "--slice-ms", stats["slice_ms"], "--max-prefill-tokens", limits["max_prefill_tokens"],
             "--min-slice-tokens", limits["min_slice_tokens"], "--slice-quantum-tokens", limits["slice_quantum_tokens"],
         ]  # fmt: skip
+        return [str(flag) for flag in flags]
 
     @contextlib.contextmanager
     def learning(self) -> Iterator[dict[str, float]]:
@@ -141,15 +155,32 @@ def tidegate(*arguments: Any) -> str:
     return subprocess.run(command, check=True, capture_output=True, text=True).stdout
 
 
-def measured(url: str, load: list[Any]) -> Result:
-    with tempfile.TemporaryDirectory() as folder:
-        saved = Path(folder) / "run.json"
-        tidegate("bench", "serve", "--url", url, *load, "--save", saved)
-        (found,) = json.loads(saved.read_text())["runs"]
-    return Result.of(found["attainments"][0]["attainment"], found)
+def measure(url: str, load: Load, settings: list[Setting], seed: int) -> Iterator[Case]:
+    server = Server(url)
+    for setting in settings:
+        server.set(setting, load.slo)
+        device = server.device()
+        for rate in setting.rates:
+            asked = ["--workload", load.workload, "--seconds", f"{load.seconds}", "--rate", f"{rate:g}"]
+            asked += ["--slo", load.slo, "--seed", f"{seed}"]
+            with server.learning() as factors, tempfile.TemporaryDirectory() as folder:
+                saved = Path(folder) / "run.json"
+                tidegate("bench", "serve", "--url", url, *asked, "--save", saved)
+                (found,) = json.loads(saved.read_text())["runs"]
+            result = Result.of(found["attainments"][0]["attainment"], found)
+            yield Case(setting._replace(rates=(rate,)), asked, device, factors, result)
 
 
-def simulated(flags: list[Any]) -> Result:
+def simulated(case: Case, truth: str, host: tuple[Any, ...]) -> tuple[Result, Result]:
+    """With the device as the server has measured it at its start, and as fast as it was meanwhile."""
+    division = ["--prefill-share", case.setting.share] if case.setting.share else []
+    flags = [*case.load, *case.device, "--mode", case.setting.mode, "--max-num-batched-tokens", case.setting.tokens]
+    flags += [*division, "--truth", truth, *host]
+    learned = ["--factors", ",".join(f"{kind}={factor:.4g}" for kind, factor in case.factors.items())]
+    return simulation(flags), simulation([*flags, *learned])
+
+
+def simulation(flags: list[Any]) -> Result:
     (found,) = json.loads(tidegate("simulate", *flags, "--json"))["results"]
     return Result.of(found["outcome"]["attainment"], found["outcome"])
 
@@ -162,46 +193,50 @@ def row(name: str, results: tuple[Result, ...], factors: dict[str, float]) -> st
     return f"| {name} | " + " | ".join(cells) + f" | {learned} |"
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("device", choices=list(SETTINGS))
-    parser.add_argument("--truth", required=True, help="the latency model that the server measured")
-    parser.add_argument("--url", default="http://127.0.0.1:8000")
-    parser.add_argument("--seed", type=int, default=1)
-    arguments = parser.parse_args()
-    server = Server(arguments.url)
-    workload, seconds, slo, host = LOADS[arguments.device]
+def report(cases: list[Case], truth: str, host: tuple[Any, ...]) -> None:
     print(f"| case | {' | '.join(COLUMNS)} | factors |")
     print("|---|" + "---|" * (len(COLUMNS) + 1), flush=True)
     every: list[tuple[Result, ...]] = []
-    goodputs: list[str] = []
-    for setting in SETTINGS[arguments.device]:
-        server.set(setting, slo)
-        device = server.device()
-        points: list[list[tuple[float, float]]] = [[], [], []]
-        for rate in setting.rates:
-            load = ["--workload", workload, "--seconds", seconds, "--rate", rate]
-            load += ["--slo", slo, "--seed", arguments.seed]
-            with server.learning() as factors:
-                found = measured(arguments.url, load)
-            division = ["--prefill-share", setting.share] if setting.share else []
-            scheduling = ["--mode", setting.mode, "--max-num-batched-tokens", setting.tokens, *division]
-            asked = [*load, *device, *scheduling, "--truth", arguments.truth, *host]
-            learned = ["--factors", ",".join(f"{kind}={factor:.4g}" for kind, factor in factors.items())]
-            results = (found, simulated(asked), simulated([*asked, *learned]))
-            print(row(f"{setting}, {rate:g}/s", results, factors), flush=True)
-            every.append(results)
-            for of_one, result in zip(points, results, strict=True):
-                of_one.append((rate, result.attainment))
-        goodputs.append(f"| {setting} | " + " | ".join(f"{goodput(of_one):.2f}" for of_one in points) + " |")
+    points: dict[str, list[list[tuple[float, float]]]] = defaultdict(lambda: [[], [], []])
+    for case in cases:
+        (rate,) = case.setting.rates
+        results = (case.found, *simulated(case, truth, host))
+        print(row(f"{case.setting}, {rate:g}/s", results, case.factors), flush=True)
+        every.append(results)
+        for of_one, result in zip(points[str(case.setting)], results, strict=True):
+            of_one.append((rate, result.attainment))
     print("\n| setting | goodput, requests/s | simulated | as fast as meanwhile |\n|---|---|---|---|")
-    print("\n".join(goodputs))
+    for setting, of_each in points.items():
+        print(f"| {setting} | " + " | ".join(f"{goodput(of_one):.2f}" for of_one in of_each) + " |")
     for column, name in enumerate(COLUMNS):
         offs = [
             statistics.median(abs(results[which][column] / results[0][column] - 1.0) for results in every)
             for which in (1, 2)
         ]
         print(f"{name.partition(',')[0]}: in the median off by {offs[0]:.1%}, {offs[1]:.1%}")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("device", choices=list(SETTINGS))
+    what = parser.add_mutually_exclusive_group(required=True)
+    what.add_argument("--truth", help="the latency model that the server measured; with it, all is simulated")
+    what.add_argument("--measure", metavar="FILE", type=Path, help="only measure")
+    parser.add_argument("--measured", metavar="FILE", type=Path, help="simulate what --measure has written")
+    parser.add_argument("--url", default="http://127.0.0.1:8000")
+    parser.add_argument("--seed", type=int, default=1)
+    arguments = parser.parse_args()
+    load = LOADS[arguments.device]
+    if arguments.measured:
+        cases = msgspec.json.decode(arguments.measured.read_bytes(), type=list[Case])
+    else:
+        cases = []
+        for case in measure(arguments.url, load, SETTINGS[arguments.device], arguments.seed):
+            cases.append(case)
+            if arguments.measure:
+                arguments.measure.write_bytes(msgspec.json.encode(cases))
+    if arguments.truth:
+        report(cases, arguments.truth, load.host)
 
 
 if __name__ == "__main__":

@@ -6,9 +6,10 @@ those that keep every deadline that can be kept.
               its decodes count too, or steps would be long, many would decode at once, and each step would be full of
               them
     spare     with an SLO on the mean, time until the earliest due time of a next token; it grows while steps are
-              shorter than the SLO. When a prompt would otherwise miss its deadline, as much is spent as that needs,
-              else a small part of it a step (spent greedily it does harm). But none where prompts wait nearly all the
-              time: decode that is put off is made up for only while none waits, or more and more decode at once
+              shorter than the SLO. When a prompt would otherwise miss its deadline, should steps take as long as most
+              do at the longest, as much is spent as that needs, else a small part of it a step (spent greedily it does
+              harm). But none where prompts wait nearly all the time: decode that is put off is made up for only while
+              none waits, or more and more decode at once
     beside    the share with the highest rate of prefill among those whose decode steps take at most that time, or with
               an SLO on the mean, among those that decode alone, in turns, can make up for. While prompts wait nearly
               all the time decodes count as work there, too
@@ -77,17 +78,18 @@ class Pace(NamedTuple):
                 kept.append((total, left))
         return kept
 
-    def needed_s(self, kept: list[tuple[float, float]]) -> float:
-        """The part of the credit without which one of these would not."""
+    def needed_s(self, kept: list[tuple[float, float]], longer: float) -> float:
+        """The credit without which one of these would not, should its work take ``longer`` times what is believed."""
         if self.speed >= 1.0:
             return 0.0
-        needs = [(work - left * self.speed) / (1.0 - self.speed) for work, left in kept]
+        needs = [(work * longer - left * self.speed) / (1.0 - self.speed) for work, left in kept]
         return max([0.0, *needs])
 
 
 class AutoGate(Gate):
     MARGIN = 0.97  # of an SLO on the mean that steps may take
     SURE = 0.995  # of the steps must keep an SLO on every gap
+    LIKELY = 0.9  # of the steps take at most what a prompt in a hurry is allowed for
     ADVANTAGE = 1.2
     PRESSED, MEMORY = 0.85, 3.0  # of the time of late (seconds): where prompts waited for more, no decode is put off
     BANKED = 8  # steps for which the time that everybody can spare must do, if none of them needs it now
@@ -182,18 +184,21 @@ class AutoGate(Gate):
         if spares:
             limit = max(base, min(spares[0] / self.BANKED, self.LONGEST * base))
         usual = self._most_work(load, limit, decodes)
+        credits_s = [max(0.0, spare * self.MARGIN - base) for spare in spares]
         plain = best = self._pace_beside(load, limit, usual)
         asked = plain.asked(load)
         kept = plain.kept(asked)
         most = len(kept)
+        at_hand_s = credits_s[0] if credits_s else 0.0
         # Where all prompts make it, there is none to save.
-        for lost, spare in enumerate(spares if most < len(asked) else ()):
-            pace = plain._replace(credit_s=max(0.0, spare * self.MARGIN - base))
+        for lost, credit_s in enumerate(credits_s if most < len(asked) else ()):
+            pace = plain._replace(credit_s=credit_s)
             saving = pace.kept(asked)
             if len(saving) - lost > most:
-                best, kept, most = pace, saving, len(saving) - lost
+                best, kept, most, at_hand_s = pace, saving, len(saving) - lost, credit_s
         self._pace = best
-        asked_s = base + best.needed_s(kept)
+        needed_s = best.needed_s(kept, self.belief.guard("hybrid", self.LIKELY))
+        asked_s = base + min(needed_s, at_hand_s)
         return (asked_s, self._fused(load, asked_s)) if asked_s > limit else (limit, usual)
 
     def _full_pace(self) -> Pace:
