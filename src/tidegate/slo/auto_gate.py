@@ -6,8 +6,8 @@ those that keep every deadline that can be kept.
               its decodes count too, or steps would be long, many would decode at once, and each step would be full of
               them
     spare     with an SLO on the mean, time until the earliest due time of a next token; it grows while steps are
-              shorter than the SLO. When a prompt would otherwise miss its deadline, should steps take as long as most
-              do at the longest, as much is spent as that needs, else a small part of it a step (spent greedily it does
+              shorter than the SLO. When a prompt would otherwise miss its deadline if its steps took as long as nine of
+              ten do at most, as much is spent as that needs, else a small part of it a step (spent greedily it does
               harm). But none where prompts wait nearly all the time: decode that is put off is made up for only while
               none waits, or more and more decode at once
     beside    the share with the highest rate of prefill among those whose decode steps take at most that time, or with
@@ -89,7 +89,7 @@ class Pace(NamedTuple):
 class AutoGate(Gate):
     MARGIN = 0.97  # of an SLO on the mean that steps may take
     SURE = 0.995  # of the steps must keep an SLO on every gap
-    LIKELY = 0.9  # of the steps take at most what a prompt in a hurry is allowed for
+    LIKELY = 0.9  # of the steps take at most what is reckoned with where a prompt is in a hurry
     ADVANTAGE = 1.2
     PRESSED, MEMORY = 0.85, 3.0  # of the time of late (seconds): where prompts waited for more, no decode is put off
     BANKED = 8  # steps for which the time that everybody can spare must do, if none of them needs it now
