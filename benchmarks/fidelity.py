@@ -7,8 +7,8 @@ latency model, its settings and the same requests.
 The server is changed from case to case by its admin endpoints. A table, a line a case: measured / simulated as the
 server has measured its device at its start / simulated as fast as the device was meanwhile, by what the server has
 learned of its steps in the course of the case (the mean of `prediction_factors`, by kind of step). Then, of each
-setting, the goodput that its rates give. With `--measure FILE` nothing is simulated, and what was measured is written
-to a file; `--measured FILE` simulates that, on any machine.
+setting, the goodput that its rates give. `--measure FILE` writes what was measured, and needs no `--truth`; `--measured
+FILE` simulates that, on any machine.
 """
 
 import argparse
@@ -219,13 +219,15 @@ def report(cases: list[Case], truth: str, host: tuple[Any, ...]) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("device", choices=list(SETTINGS))
-    what = parser.add_mutually_exclusive_group(required=True)
-    what.add_argument("--truth", help="the latency model that the server measured; with it, all is simulated")
-    what.add_argument("--measure", metavar="FILE", type=Path, help="only measure")
-    parser.add_argument("--measured", metavar="FILE", type=Path, help="simulate what --measure has written")
+    parser.add_argument("--truth", help="the latency model that the server measured; with it, all is simulated")
+    what = parser.add_mutually_exclusive_group()
+    what.add_argument("--measure", metavar="FILE", type=Path, help="write what is measured; needs no --truth")
+    what.add_argument("--measured", metavar="FILE", type=Path, help="simulate what --measure has written")
     parser.add_argument("--url", default="http://127.0.0.1:8000")
     parser.add_argument("--seed", type=int, default=1)
     arguments = parser.parse_args()
+    if not arguments.truth and not arguments.measure:
+        parser.error("give --truth, or --measure to simulate elsewhere")
     load = LOADS[arguments.device]
     if arguments.measured:
         cases = msgspec.json.decode(arguments.measured.read_bytes(), type=list[Case])

@@ -269,7 +269,7 @@ def test_spare_time_is_left_alone_where_it_would_save_nobody():
 @given(st.floats(0.1, 0.5), st.integers(1000, 8000), st.floats(0.03, 0.4))
 def test_no_more_spare_time_is_spent_than_a_prompt_needs_and_than_there_is(left_s, tokens, spare_s):
     """But for the part that is spent unasked. With what was taken the prompt is just in time, should steps take as long
-    as most do at the longest."""
+    as nine of ten do at most."""
     belief = Belief(slowed(3.0))
     gate, loaded = AutoGate(LIMITS, MEAN, belief), load(prompts=[(tokens, left_s)], spares_s=[spare_s] * 2)
     given_s = limit(gate, loaded)

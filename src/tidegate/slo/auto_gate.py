@@ -189,16 +189,15 @@ class AutoGate(Gate):
         asked = plain.asked(load)
         kept = plain.kept(asked)
         most = len(kept)
-        at_hand_s = credits_s[0] if credits_s else 0.0
         # Where all prompts make it, there is none to save.
         for lost, credit_s in enumerate(credits_s if most < len(asked) else ()):
             pace = plain._replace(credit_s=credit_s)
             saving = pace.kept(asked)
             if len(saving) - lost > most:
-                best, kept, most, at_hand_s = pace, saving, len(saving) - lost, credit_s
+                best, kept, most = pace, saving, len(saving) - lost
         self._pace = best
         needed_s = best.needed_s(kept, self.belief.guard("hybrid", self.LIKELY))
-        asked_s = base + min(needed_s, at_hand_s)
+        asked_s = base + min(needed_s, max([best.credit_s, *credits_s[:1]]))
         return (asked_s, self._fused(load, asked_s)) if asked_s > limit else (limit, usual)
 
     def _full_pace(self) -> Pace:
