@@ -37,13 +37,13 @@ def calibrated():
     """Runs a calibration on lanes whose steps take as long as ``TRUTH`` says."""
     opened = []
 
-    def run(seconds, mode="auto", pool=POOL, noise=0.0, fine=False, truth=TRUTH):
+    def run(seconds, mode="auto", pool=POOL, noise=0.0, fine=False, truth=TRUTH, lanes=None, settling=0.0):
         padding = truth.whole.padding
-        lanes = PredictedLanes(truth, noise)
+        lanes = lanes or PredictedLanes(truth, noise)
         for lane in MODES[mode].lanes:
             lanes.start(lane.name)
         reach = reach_of(mode, pool, sizes=padding.tokens)
-        measure = Measure(lanes, pool, reach, vocab_size=1000)
+        measure = Measure(lanes, pool, reach, 1000, settling, lambda: lanes.now)
         opened.append(measure)
         measure.wait_for({lane.name for lane in MODES[mode].lanes})
         calibration = Calibration(measure, lambda: lanes.now, seconds, SLICE_SECONDS, padding, lambda fraction: None)
@@ -62,6 +62,39 @@ def test_the_model_of_a_device_whose_costs_are_known_is_right_for_steps_that_it_
     for division, true in zip(measured.model.divisions, TRUTH.divisions, strict=True):
         assert division.prefill_slowdown == pytest.approx(true.prefill_slowdown, rel=0.05)
         assert division.decode_slowdown == pytest.approx(true.decode_slowdown, rel=0.05)
+
+
+class Resting(PredictedLanes):
+    """Of a device that rests before the first step of each kind, as while a graph is captured, and is faster for a
+    while after it, as before a power limit makes itself felt."""
+
+    REST_SECONDS, FAST_SECONDS, FASTER = 0.05, 0.08, 0.85
+
+    def __init__(self, truth):
+        super().__init__(self)
+        self._truth, self._seen, self._busy_since = truth, set(), 0.0
+
+    def launch(self, lane, batch):
+        work = Work.of(batch)
+        if (lane, work) not in self._seen and self.device.next_end_s() == float("inf"):
+            self._seen.add((lane, work))
+            self.now += self.REST_SECONDS
+            self._busy_since = self.now
+        super().launch(lane, batch)
+
+    def seconds(self, work, lane, share, beside):
+        fast = self.now < self._busy_since + self.FAST_SECONDS
+        return self._truth.seconds(work, lane, share, beside) * (self.FASTER if fast else 1.0)
+
+
+def test_steps_are_measured_at_the_speed_that_the_device_keeps_under_load(calibrated):
+    _, calibration, measured = calibrated(60.0, lanes=Resting(TRUTH), settling=0.1)
+    under_load = [s for s in calibration.samples if s.share == 1.0 or s.beside]
+    assert len(under_load) > 70
+    for sample in under_load:
+        known = TRUTH.seconds(sample.work, sample.lane, sample.share, sample.beside)
+        assert sample.seconds == pytest.approx(known, rel=0.02 if sample.beside else 1e-6), sample
+    assert measured.by_kind["hybrid"].p50 < 0.01
 
 
 def test_a_device_that_pads_its_steps_is_predicted_at_every_size(calibrated):
@@ -180,7 +213,7 @@ def test_steps_that_would_take_much_longer_than_a_slice_are_not_asked_for(calibr
 def test_a_lane_that_is_lost_meanwhile_is_told_of(event, error):
     lanes = PredictedLanes(TRUTH)
     lanes.start("D")
-    measure = Measure(lanes, POOL, reach_of("chunked"), vocab_size=1000)
+    measure = Measure(lanes, POOL, reach_of("chunked"), 1000, 0.0, lambda: lanes.now)
     measure.wait_for({"D"})
     lanes._tell(event)
     with pytest.raises(TidegateError, match="it was killed") as raised:

@@ -55,9 +55,10 @@ def test_for_anything_else_nothing_is_found(other):
 
 def test_any_change_to_the_code_that_runs_in_steps_is_another_key(tmp_path, monkeypatch):
     package = tmp_path / "tidegate"
-    for name in (*latency_cache.IN_STEPS, "node"):
-        (package / name).mkdir(parents=True)
-        (package / name / "some.py").write_text("faster = False")
+    files = [package / name if name.endswith(".py") else package / name / "some.py" for name in latency_cache.IN_STEPS]
+    for file in (*files, package / "node" / "some.py"):
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text("faster = False")
     monkeypatch.setattr(latency_cache, "__file__", str(package / "node" / "latency_cache.py"))
 
     def digest():
@@ -66,8 +67,8 @@ def test_any_change_to_the_code_that_runs_in_steps_is_another_key(tmp_path, monk
     seen = [digest()]
     (package / "node" / "some.py").write_text("other = True")
     assert digest() == seen[0], "what runs in no step does not matter"
-    for name in latency_cache.IN_STEPS:
-        (package / name / "some.py").write_text("faster = True")
+    for file in files:
+        file.write_text("faster = True")
         seen.append(digest())
     (package / "kernels" / "some.py").rename(package / "kernels" / "other.py")
     seen.append(digest())

@@ -26,9 +26,9 @@ def add_serve(command: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--calibration-seconds",
         type=float,
-        default=20.0,
+        default=25.0,
         metavar="S",
-        help="to measure for, where nothing was measured before; some 20 steps are measured always (default: 20)",
+        help="to measure for, where nothing was measured before; some 20 steps are measured always (default: 25)",
     )
     group.add_argument("--recalibrate", action="store_true", help="measure again, whatever is kept from before")
     group.add_argument(

@@ -9,16 +9,20 @@ staged in two pinned buffers in turn, so that a step can be planned while the co
 from typing import Any, NamedTuple
 
 import flashinfer
+import numpy as np
 import torch
 from flashinfer.prefill import get_batch_prefill_module
+from numpy.typing import NDArray
 
 from tidegate.base.specs import ModelSpec
+from tidegate.kernels.decode_split import blocks_apiece
 from tidegate.kernels.fp8 import KvScales
 from tidegate.kernels.pod_rule import DECODE_TILE, partial_bytes
 from tidegate.kernels.step_rows import Rows, Types
 from tidegate.kernels.triton_write_kv import write_kv
 
 INT_WORKSPACE_BYTES = 8 << 20
+_BLOCKS_PER_SM = 2  # thread blocks of FA2's that run on an SM, as FlashInfer's planner has it
 LEAST_SCRATCH_BYTES = 256 << 20
 _FA2_TILE_ROWS = 128  # rows of a query tile of FA2's, at most: the query heads of a group, one token's after another's
 _ALIGNMENT_BYTES = 4096  # what aligning the results may take
@@ -165,6 +169,8 @@ class DecodeRows:
         self._window = spec.sliding_window - 1 if spec.sliding_window else -1
         self._num_rows = len(rows.last_block_len)
         self._qo_indptr = torch.arange(self._num_rows + 1, dtype=torch.int32)
+        sms = torch.cuda.get_device_properties(workspace.scratch.device).multi_processor_count
+        self._at_a_time = max(1, _BLOCKS_PER_SM * sms // spec.num_kv_heads)  # thread blocks of a KV head
         self._wrapper = flashinfer.BatchDecodeWithPagedKVCacheWrapper(
             workspace.scratch, "NHD", use_cuda_graph=True, use_tensor_cores=True, paged_kv_indptr_buffer=rows.indptr,
             paged_kv_indices_buffer=rows.indices, paged_kv_last_page_len_buffer=rows.last_block_len, backend="fa2",
@@ -195,8 +201,16 @@ class DecodeRows:
         self._module.plan(
             self._workspace.scratch, self._workspace.schedule, self._workspace.next_staging(), self._qo_indptr, indptr,
             kv_lens, count, count, spec.num_heads, spec.num_kv_heads, self._block_size, True, spec.head_dim,
-            spec.head_dim, False, self._window, -1, False, 0,
+            spec.head_dim, False, self._window, self._blocks_apiece(np.diff(indptr.numpy())), False, 0,
         )  # fmt: skip
+
+    def _blocks_apiece(self, blocks: NDArray[np.int32]) -> int:
+        """What FlashInfer is told; -1: to choose. It is not told to divide nothing: the graph merges pieces, and that
+        plan would not say which."""
+        if self._window >= 0 or self._num_rows <= self._at_a_time:
+            return -1
+        count = blocks_apiece(blocks, self.plan_info[0], self._at_a_time, self._block_size)
+        return count if count < blocks.max() else -1
 
     def run(self, q: torch.Tensor, cache: LayerCache, out: torch.Tensor) -> None:
         keys, values, (k_scale, v_scale) = cache

@@ -9,6 +9,7 @@ import importlib.metadata
 import logging
 import os
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
@@ -22,18 +23,25 @@ from tidegate.slo.latency_file import FORMAT, read_latency_model
 
 log = logging.getLogger("tidegate.node")
 
-IN_STEPS = ("kernels", "models", "runner", "device")  # packages whose code decides how long a step takes
+# Code that decides how long a step takes, and how that is measured.
+IN_STEPS = ("kernels", "models", "runner", "device", "node/measure.py", "node/probes.py", "node/calibrate.py")
 
 
 @functools.cache
 def code() -> str:
-    """A digest of Tidegate's code that runs in steps: with a faster kernel, what was measured before is wrong."""
+    """A digest of Tidegate's code that runs in steps, and that measures them: with a faster kernel, what was measured
+    before is wrong."""
     package = Path(__file__).parent.parent
-    files = sorted(path for name in IN_STEPS for path in (package / name).rglob("*.py"))
+    files = sorted(path for name in IN_STEPS for path in files_of(package / name))
     digest = hashlib.sha256()
     for path in files:
         digest.update(path.relative_to(package).as_posix().encode() + b"\0" + path.read_bytes() + b"\0")
     return digest.hexdigest()[:24]
+
+
+def files_of(code: Path) -> Iterator[Path]:
+    """A package's, or the one."""
+    return code.rglob("*.py") if code.is_dir() else iter((code,))
 
 
 class Key(msgspec.Struct, frozen=True):

@@ -31,12 +31,17 @@ class _Feed:
     lane: str
     share: float
     probe: Probe
+    settling_s: float  # from the start of the first batch until batches count
     in_flight: int = 0
-    seconds: list[float] = field(default_factory=list)  # of the batches done, in order
+    began_s: float | None = None  # the first batch
+    measured: list[float] = field(default_factory=list)  # seconds that batches took, in order
 
-    @property
-    def measured(self) -> list[float]:
-        return self.seconds[1:]  # the first one of its kind may have had to be compiled, captured or set up
+    def ended(self, now: float, seconds: float) -> None:
+        """A batch. The first one does not count: it may have had to be compiled, captured or set up."""
+        if self.began_s is None:
+            self.began_s = now - seconds
+        elif now - seconds >= self.began_s + self.settling_s:
+            self.measured.append(seconds)
 
     @property
     def enough(self) -> bool:
@@ -46,8 +51,13 @@ class _Feed:
 class Measure:
     """Used before the node's loop, which watches the lanes from then on."""
 
-    def __init__(self, lanes: LaneHost, pool: PoolSpec, reach: Reach, vocab_size: int) -> None:
+    def __init__(
+        self, lanes: LaneHost, pool: PoolSpec, reach: Reach, vocab_size: int, settling_seconds: float,
+        clock: Callable[[], float],
+    ) -> None:  # fmt: skip
+        """``settling_seconds``: of work on the whole device, before steps take as long as they do under load."""
         self._lanes, self._reach, self._block_size = lanes, reach, pool.block_size
+        self._settling_s, self._clock = settling_seconds, clock
         self._slice_slot = pool.max_num_seqs - 1
         self._tokens = [(7 * i + 1) % vocab_size for i in range(reach.new)]
         blocks = list(range(pool.num_blocks))
@@ -75,9 +85,11 @@ class Measure:
         """None, if there was no time to measure anything: no batch is launched once it is ``late``."""
         match trial:
             case Alone(lane, share, probe):
-                feeds = [_Feed(lane, share, probe)]
+                settling_s = self._settling_s if share >= 1.0 else 0.0
+                feeds = [_Feed(lane, share, probe, settling_s)]
             case Both(share, prefill, decode):
-                feeds = [_Feed("P", share, prefill), _Feed("D", 1.0 - share, decode)]
+                settling_s = self._settling_s
+                feeds = [_Feed("P", share, prefill, settling_s), _Feed("D", 1.0 - share, decode, settling_s)]
         self._feed({feed.lane: feed for feed in feeds}, late)
         if not all(feed.measured for feed in feeds):
             return []
@@ -106,7 +118,7 @@ class Measure:
                 if isinstance(event, BatchDone):
                     feed.in_flight -= 1
                     if not over:
-                        feed.seconds.append(event.result.seconds)
+                        feed.ended(self._clock(), event.result.seconds)
                 over = over or late() or all(other.enough for other in feeds.values())
                 ahead = 1 if isinstance(event, BatchEnding) else 0
                 if not over and feed.in_flight <= ahead:

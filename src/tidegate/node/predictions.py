@@ -101,10 +101,11 @@ class Subject:
         """On lanes that have been started and that nobody watches yet: once this returns they are up and at rest.
         Raises TidegateError if they can't be brought up."""
         reach = self.reach
-        measure = Measure(lanes, self.pool, reach, self.spec.vocab_size)
+        traits = self.backend.traits
+        measure = Measure(lanes, self.pool, reach, self.spec.vocab_size, traits.settling_seconds, now_s)
         try:
             measure.wait_for({lane.name for lane in self.mode.lanes})
-            padding = self.backend.traits.padding
+            padding = traits.padding
             calibration = Calibration(
                 measure, now_s, seconds, self.slice_seconds, padding, lambda done: progress(STAGE, min(1.0, done))
             )

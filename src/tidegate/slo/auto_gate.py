@@ -7,9 +7,9 @@ those that keep every deadline that can be kept.
               them
     spare     with an SLO on the mean, time until the earliest due time of a next token; it grows while steps are
               shorter than the SLO. When a prompt would otherwise miss its deadline if its steps took as long as nine of
-              ten do at most, as much is spent as that needs, else a small part of it a step (spent greedily it does
-              harm). But none where prompts wait nearly all the time: decode that is put off is made up for only while
-              none waits, or more and more decode at once
+              ten do at most, as much is spent as that needs and decode could spare then, else a small part of it a step
+              (spent greedily it does harm). But none where prompts wait nearly all the time: decode that is put off is
+              made up for only while none waits, or more and more decode at once
     beside    the share with the highest rate of prefill among those whose decode steps take at most that time, or with
               an SLO on the mean, among those that decode alone, in turns, can make up for. While prompts wait nearly
               all the time decodes count as work there, too
@@ -184,7 +184,8 @@ class AutoGate(Gate):
         if spares:
             limit = max(base, min(spares[0] / self.BANKED, self.LONGEST * base))
         usual = self._most_work(load, limit, decodes)
-        credits_s = [max(0.0, spare * self.MARGIN - base) for spare in spares]
+        longer = self.belief.guard("hybrid", self.LIKELY)
+        credits_s = [max(0.0, spare * self.MARGIN / longer - base) for spare in spares]
         plain = best = self._pace_beside(load, limit, usual)
         asked = plain.asked(load)
         kept = plain.kept(asked)
@@ -196,8 +197,7 @@ class AutoGate(Gate):
             if len(saving) - lost > most:
                 best, kept, most = pace, saving, len(saving) - lost
         self._pace = best
-        needed_s = best.needed_s(kept, self.belief.guard("hybrid", self.LIKELY))
-        asked_s = base + min(needed_s, max([best.credit_s, *credits_s[:1]]))
+        asked_s = base + min(best.needed_s(kept, longer), max([best.credit_s, *credits_s[:1]]))
         return (asked_s, self._fused(load, asked_s)) if asked_s > limit else (limit, usual)
 
     def _full_pace(self) -> Pace:
