@@ -1,5 +1,7 @@
 """A latency model from measured steps: right where the truth is known, in time, and of enough."""
 
+import itertools
+
 import pytest
 from predicted_lanes import PredictedLanes
 
@@ -7,8 +9,8 @@ from tidegate.base.errors import ConfigError, TidegateError
 from tidegate.base.events import LaneGone, LaneLost
 from tidegate.base.specs import PoolSpec
 from tidegate.node.calibrate import Calibration, sound
-from tidegate.node.measure import Measure
-from tidegate.node.probes import Reach, least, more, unseen
+from tidegate.node.measure import HARD_TOKENS, Measure
+from tidegate.node.probes import Alone, Reach, least, more, unseen
 from tidegate.policy.modes import MODES
 from tidegate.slo.latency import Costs, Division, LatencyModel, Padding, Sample, Work
 
@@ -65,35 +67,38 @@ def test_the_model_of_a_device_whose_costs_are_known_is_right_for_steps_that_it_
 
 
 class Resting(PredictedLanes):
-    """Of a device that rests before the first step of each kind, as while a graph is captured, and is faster for a
-    while after it, as before a power limit makes itself felt."""
+    """Of a device that rests before the first step of each kind, as while a graph is captured, and that is faster in
+    the first of its hard work, as before a power limit makes itself felt."""
 
     REST_SECONDS, FAST_SECONDS, FASTER = 0.05, 0.08, 0.85
 
     def __init__(self, truth):
         super().__init__(self)
-        self._truth, self._seen, self._busy_since = truth, set(), 0.0
+        self._truth, self._seen, self._hard_since, self._hard_until = truth, set(), 0.0, -1.0
 
     def launch(self, lane, batch):
         work = Work.of(batch)
         if (lane, work) not in self._seen and self.device.next_end_s() == float("inf"):
             self._seen.add((lane, work))
             self.now += self.REST_SECONDS
-            self._busy_since = self.now
         super().launch(lane, batch)
 
     def seconds(self, work, lane, share, beside):
-        fast = self.now < self._busy_since + self.FAST_SECONDS
-        return self._truth.seconds(work, lane, share, beside) * (self.FASTER if fast else 1.0)
+        seconds = self._truth.seconds(work, lane, share, beside)
+        if share < 1.0 or work.new + work.rows < HARD_TOKENS:
+            return seconds
+        if self.now > self._hard_until + 0.02:
+            self._hard_since = self.now
+        self._hard_until = self.now + seconds
+        return seconds * (self.FASTER if self.now < self._hard_since + self.FAST_SECONDS else 1.0)
 
 
 def test_steps_are_measured_at_the_speed_that_the_device_keeps_under_load(calibrated):
     _, calibration, measured = calibrated(60.0, lanes=Resting(TRUTH), settling=0.1)
-    under_load = [s for s in calibration.samples if s.share == 1.0 or s.beside]
-    assert len(under_load) > 70
-    for sample in under_load:
-        known = TRUTH.seconds(sample.work, sample.lane, sample.share, sample.beside)
-        assert sample.seconds == pytest.approx(known, rel=0.02 if sample.beside else 1e-6), sample
+    whole = [sample for sample in calibration.samples if sample.share == 1.0]
+    assert len([sample for sample in whole if sample.work.new]) > 40
+    for sample in whole:
+        assert sample.seconds == pytest.approx(TRUTH.whole.seconds(sample.work), rel=1e-6), sample
     assert measured.by_kind["hybrid"].p50 < 0.01
 
 
@@ -230,6 +235,14 @@ def test_a_division_measured_in_part_is_left_out():
     assert sound(whole + parts) == whole + parts
     for missing in parts:
         assert sound(whole + [s for s in parts if s is not missing]) == whole
+
+
+def test_wherever_time_is_over_the_parts_are_known_in_about_as_much_detail_as_the_whole():
+    trials = more(reach_of(shares=(0.5, 0.75, 0.25, 0.6)))
+    whole = [isinstance(trial, Alone) and trial.share == 1.0 for trial in trials]
+    details = whole[whole.index(False) :]  # behind the ladders of the whole device
+    rows = [len(list(group)) for _, group in itertools.groupby(details)]
+    assert len(rows) > 6 and max(rows[1:]) < 20, rows
 
 
 def test_the_grid_has_no_step_twice_and_random_ones_are_the_same_for_a_seed():

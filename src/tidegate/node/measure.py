@@ -6,6 +6,7 @@ choice, as for every slot that it has not been told of).
 """
 
 import itertools
+import math
 import random
 import selectors
 import statistics
@@ -22,6 +23,8 @@ from tidegate.slo.latency import Sample
 
 REPEATS = 3  # whose median counts
 ENOUGH_SECONDS = 0.15  # of measured time, after which fewer repeats will do
+HARD_TOKENS = 128  # of a batch on the whole device, from which on it is bound by arithmetic rather than memory
+REST_SECONDS = 0.01  # after so much of it a device is no longer settled
 
 
 @dataclass
@@ -31,17 +34,10 @@ class _Feed:
     lane: str
     share: float
     probe: Probe
-    settling_s: float  # from the start of the first batch until batches count
+    hard: bool  # whether its batches, with what else runs, make the device work as hard as it can
     in_flight: int = 0
-    began_s: float | None = None  # the first batch
+    first: bool = True  # the next one to end is
     measured: list[float] = field(default_factory=list)  # seconds that batches took, in order
-
-    def ended(self, now: float, seconds: float) -> None:
-        """A batch. The first one does not count: it may have had to be compiled, captured or set up."""
-        if self.began_s is None:
-            self.began_s = now - seconds
-        elif now - seconds >= self.began_s + self.settling_s:
-            self.measured.append(seconds)
 
     @property
     def enough(self) -> bool:
@@ -55,9 +51,10 @@ class Measure:
         self, lanes: LaneHost, pool: PoolSpec, reach: Reach, vocab_size: int, settling_seconds: float,
         clock: Callable[[], float],
     ) -> None:  # fmt: skip
-        """``settling_seconds``: of work on the whole device, before steps take as long as they do under load."""
+        """``settling_seconds``: of hard work without a rest, before steps take as long as they do under load."""
         self._lanes, self._reach, self._block_size = lanes, reach, pool.block_size
         self._settling_s, self._clock = settling_seconds, clock
+        self._hard_since_s, self._hard_until_s = 0.0, -math.inf  # the last hard work without a rest
         self._slice_slot = pool.max_num_seqs - 1
         self._tokens = [(7 * i + 1) % vocab_size for i in range(reach.new)]
         blocks = list(range(pool.num_blocks))
@@ -85,11 +82,11 @@ class Measure:
         """None, if there was no time to measure anything: no batch is launched once it is ``late``."""
         match trial:
             case Alone(lane, share, probe):
-                settling_s = self._settling_s if share >= 1.0 else 0.0
-                feeds = [_Feed(lane, share, probe, settling_s)]
+                hard = share >= 1.0 and probe.new + probe.rows >= HARD_TOKENS
+                feeds = [_Feed(lane, share, probe, hard)]
             case Both(share, prefill, decode):
-                settling_s = self._settling_s
-                feeds = [_Feed("P", share, prefill, settling_s), _Feed("D", 1.0 - share, decode, settling_s)]
+                hard = prefill.new + decode.rows >= HARD_TOKENS
+                feeds = [_Feed("P", share, prefill, hard), _Feed("D", 1.0 - share, decode, hard)]
         self._feed({feed.lane: feed for feed in feeds}, late)
         if not all(feed.measured for feed in feeds):
             return []
@@ -117,12 +114,25 @@ class Measure:
                 feed = feeds[event.lane]
                 if isinstance(event, BatchDone):
                     feed.in_flight -= 1
-                    if not over:
-                        feed.ended(self._clock(), event.result.seconds)
+                    if self._counts(feed, event.result.seconds) and not over:
+                        feed.measured.append(event.result.seconds)
                 over = over or late() or all(other.enough for other in feeds.values())
                 ahead = 1 if isinstance(event, BatchEnding) else 0
                 if not over and feed.in_flight <= ahead:
                     self._launch(feed)
+
+    def _counts(self, feed: _Feed, seconds: float) -> bool:
+        """Whether a batch that has just ended tells how long such batches take. The first one does not: it may have had
+        to be compiled, captured or set up."""
+        now = self._clock()
+        first, feed.first, settled = feed.first, False, True
+        if feed.hard:
+            began_s = now - seconds
+            if first and began_s > self._hard_until_s + REST_SECONDS:
+                self._hard_since_s = began_s
+            self._hard_until_s = now
+            settled = began_s >= self._hard_since_s + self._settling_s
+        return settled and not first
 
     def _launch(self, feed: _Feed, first: bool = False) -> None:
         probe = feed.probe

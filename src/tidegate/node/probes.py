@@ -4,6 +4,7 @@ A probe is one batch: decode rows of equal length, a slice of one prompt, or bot
 lane and its share), or one on each lane's part at the same time.
 """
 
+import itertools
 import math
 import random
 from collections.abc import Iterator
@@ -112,11 +113,14 @@ def least(reach: Reach) -> list[Trial]:
 
 
 def more(reach: Reach, fine: bool = False) -> list[Trial]:
-    """What there is beyond the least; ``fine``: for when there is time."""
+    """What there is beyond the least; ``fine``: for when there is time. In the end, of the whole device and of its
+    parts in turns, so that wherever time is over much is known of both."""
     parts = [trial for share in reach.shares for trial in _part(reach, share)]
-    details = [trial for share in reach.shares for trial in _part_in_detail(reach, share, fine)]
-    whole = (*_ladders(reach, fine), *parts, *_whole_in_detail(reach, fine), *_as_many_as_there_may_be(reach))
-    trials = dict.fromkeys((*whole, *details))
+    turns = itertools.zip_longest(
+        _whole_in_detail(reach, fine), (_part_in_detail(reach, share, fine) for share in reach.shares), fillvalue=()
+    )
+    details = [trial for whole, part in turns for trial in (*whole, *part)]
+    trials = dict.fromkeys((*_ladders(reach, fine), *parts, *_as_many_as_there_may_be(reach), *details))
     known = set(least(reach))
     return [trial for trial in trials if trial not in known]
 
@@ -155,23 +159,21 @@ def _ladders(reach: Reach, fine: bool) -> Iterator[Trial]:
         yield Alone("D", 1.0, reach.cut(rows, SHORT))
 
 
-def _whole_in_detail(reach: Reach, fine: bool) -> Iterator[Trial]:
-    usual = reach.usual_new
+def _whole_in_detail(reach: Reach, fine: bool) -> Iterator[list[Trial]]:
+    """Decode, then for each size of slice: slices and hybrid steps."""
     all_rows = (4, CROWD, 4 * CROWD) if not fine else (1, 4, 8, CROWD, 2 * CROWD, 4 * CROWD, 8 * CROWD)
-    for rows in all_rows:
-        for context in (MIDDLE, LONG) if not fine else (MIDDLE // 2, MIDDLE, 2 * MIDDLE, LONG, 2 * LONG):
-            yield Alone("D", 1.0, reach.cut(rows, context))
-    for new in (
-        (usual // 8, usual // 4, usual // 2, usual)
-        if not fine
-        else (usual // 8, usual // 4, usual // 2, usual, 2 * usual)
-    ):
-        for start in (MIDDLE, LONG, 2 * LONG) if not fine else (MIDDLE // 2, MIDDLE, 2 * MIDDLE, LONG, 2 * LONG):
-            yield Alone(reach.prefill_lane, 1.0, reach.cut(new=new, start=start))
-        if reach.hybrid:
-            for rows in all_rows:
-                for context, start in ((SHORT, 0), (MIDDLE, MIDDLE), (MIDDLE, LONG)):
-                    yield Alone("D", 1.0, reach.cut(rows, context, new, start))
+    contexts = (MIDDLE, LONG) if not fine else (MIDDLE // 2, MIDDLE, 2 * MIDDLE, LONG, 2 * LONG)
+    starts = (MIDDLE, LONG, 2 * LONG) if not fine else (MIDDLE // 2, MIDDLE, 2 * MIDDLE, LONG, 2 * LONG)
+    yield [Alone("D", 1.0, reach.cut(rows, context)) for rows in all_rows for context in contexts]
+    for part in (0.125, 0.25, 0.5, 1.0) if not fine else (0.125, 0.25, 0.5, 1.0, 2.0):
+        new = int(reach.usual_new * part)
+        slices: list[Trial] = [Alone(reach.prefill_lane, 1.0, reach.cut(new=new, start=start)) for start in starts]
+        hybrid: list[Trial] = [
+            Alone("D", 1.0, reach.cut(rows, context, new, start))
+            for rows in all_rows
+            for context, start in ((SHORT, 0), (MIDDLE, MIDDLE), (MIDDLE, LONG))
+        ]
+        yield [*slices, *hybrid] if reach.hybrid else slices
 
 
 def _as_many_as_there_may_be(reach: Reach) -> Iterator[Trial]:
