@@ -31,7 +31,7 @@ class Traits:
     padding: Padding  # of batches
     max_num_seqs: int  # where the user does not say
     max_num_batched_tokens: int  # the same
-    settling_seconds: float = 0.0  # of work, before batches take as long as they do under load
+    settling_seconds: float = 0.0  # of hard work, before batches take as long as they do under load
     shares: tuple[float, ...] = (0.5, 0.7, 0.6, 0.8, 0.4, 0.25)  # of prefill, to choose among; the most useful first
 
 
