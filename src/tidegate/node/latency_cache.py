@@ -9,7 +9,6 @@ import importlib.metadata
 import logging
 import os
 import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
@@ -24,7 +23,10 @@ from tidegate.slo.latency_file import FORMAT, read_latency_model
 log = logging.getLogger("tidegate.node")
 
 # Code that decides how long a step takes, and how that is measured.
-IN_STEPS = ("kernels", "models", "runner", "device", "node/measure.py", "node/probes.py", "node/calibrate.py")
+IN_STEPS = (
+    "kernels/**/*.py", "models/**/*.py", "runner/**/*.py", "device/**/*.py",
+    "node/measure.py", "node/probes.py", "node/calibrate.py",
+)  # fmt: skip
 
 
 @functools.cache
@@ -32,16 +34,11 @@ def code() -> str:
     """A digest of Tidegate's code that runs in steps, and that measures them: with a faster kernel, what was measured
     before is wrong."""
     package = Path(__file__).parent.parent
-    files = sorted(path for name in IN_STEPS for path in files_of(package / name))
+    files = sorted(path for pattern in IN_STEPS for path in package.glob(pattern))
     digest = hashlib.sha256()
     for path in files:
         digest.update(path.relative_to(package).as_posix().encode() + b"\0" + path.read_bytes() + b"\0")
     return digest.hexdigest()[:24]
-
-
-def files_of(code: Path) -> Iterator[Path]:
-    """A package's, or the one."""
-    return code.rglob("*.py") if code.is_dir() else iter((code,))
 
 
 class Key(msgspec.Struct, frozen=True):

@@ -160,12 +160,17 @@ def _ladders(reach: Reach, fine: bool) -> Iterator[Trial]:
 
 
 def _whole_in_detail(reach: Reach, fine: bool) -> Iterator[list[Trial]]:
-    """Decode, then for each size of slice: slices and hybrid steps."""
-    all_rows = (4, CROWD, 4 * CROWD) if not fine else (1, 4, 8, CROWD, 2 * CROWD, 4 * CROWD, 8 * CROWD)
-    contexts = (MIDDLE, LONG) if not fine else (MIDDLE // 2, MIDDLE, 2 * MIDDLE, LONG, 2 * LONG)
-    starts = (MIDDLE, LONG, 2 * LONG) if not fine else (MIDDLE // 2, MIDDLE, 2 * MIDDLE, LONG, 2 * LONG)
+    """Decode, then for each size of slice, a part of the usual one: slices and hybrid steps."""
+    if fine:
+        all_rows = [1, 4, 8, CROWD, 2 * CROWD, 4 * CROWD, 8 * CROWD]
+        contexts = starts = [MIDDLE // 2, MIDDLE, 2 * MIDDLE, LONG, 2 * LONG]
+        parts = [0.125, 0.25, 0.5, 1.0, 2.0]
+    else:
+        all_rows = [4, CROWD, 4 * CROWD]
+        contexts, starts = [MIDDLE, LONG], [MIDDLE, LONG, 2 * LONG]
+        parts = [0.125, 0.25, 0.5, 1.0]
     yield [Alone("D", 1.0, reach.cut(rows, context)) for rows in all_rows for context in contexts]
-    for part in (0.125, 0.25, 0.5, 1.0) if not fine else (0.125, 0.25, 0.5, 1.0, 2.0):
+    for part in parts:
         new = int(reach.usual_new * part)
         slices: list[Trial] = [Alone(reach.prefill_lane, 1.0, reach.cut(new=new, start=start)) for start in starts]
         hybrid: list[Trial] = [
